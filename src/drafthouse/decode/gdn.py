@@ -1,0 +1,124 @@
+"""The gated delta rule over a forest of nodes: chunk form, replay, and a slow oracle.
+
+Per value head, with S the state `[key_dim, value_dim]`, alpha_t = exp(g_t):
+
+    S_t = alpha_t S_parent + k_t u_t^T,   u_t = beta_t (v_t - alpha_t S_parent^T k_t),   o_t = S_t^T q_t
+
+Unrolled along a root path this is a unit lower triangular system over the node and its ancestors only (the WY
+form of Gated DeltaNet, arXiv 2412.06464, restricted to ancestors as in arXiv 2607.06763): entries between
+branches are exactly zero, so every node gets what its own path run alone would give, from one read of S_0.
+
+Shapes: query, key `[rows, T, heads, key_dim]` (L2-normalised, query scaled), value `[rows, T, heads,
+value_dim]`, g, beta `[rows, T, heads]`, state `[rows, heads, key_dim, value_dim]`; all float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafthouse.decode.topology import Topology
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What one layer keeps of a pass, so that the accepted path can be committed afterwards."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+def forest_forward(inputs: DeltaInputs, state: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
+    """Outputs of every node, and the updates u that `fold` needs.
+
+    Returns:
+        output `[rows, T, heads, value_dim]` and u `[rows, heads, T, value_dim]`.
+    """
+    query, key, value = (x.transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value))
+    g, beta = inputs.g.transpose(1, 2), inputs.beta.transpose(1, 2)
+    cumulative = _path_sums(g, topology)
+    gamma = cumulative.exp().unsqueeze(-1)
+    decay = _decay(cumulative, topology)
+    right = beta.unsqueeze(-1) * (value - gamma * (key @ state))
+    if topology.length == 1:
+        updates = right
+    else:
+        system = beta.unsqueeze(-1) * decay * (key @ key.transpose(-1, -2))
+        # `unitriangular` takes the diagonal as one and reads only below it.
+        updates = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    output = gamma * (query @ state) + (decay * (query @ key.transpose(-1, -2))) @ updates
+    return output.transpose(1, 2), updates
+
+
+def fold(inputs: DeltaInputs, updates: Tensor, state: Tensor, topology: Topology, leaf: Tensor) -> Tensor:
+    """State after the root path of `leaf` `[rows]`, from the updates of the pass (-1: nothing accepted).
+
+    One matrix product whatever the length of the path: for prefill. Its rounding differs from step-by-step
+    decoding by about 1e-5 relative, which compounds over many rounds; decoding commits with `replay`.
+    """
+    cumulative = _path_sums(inputs.g.transpose(1, 2), topology)
+    row = torch.arange(leaf.shape[0], device=leaf.device)
+    at = leaf.clamp_min(0)
+    on_path = (topology.path(at) & (leaf >= 0).unsqueeze(-1)).unsqueeze(1)
+    total = cumulative[row, :, at]
+    weight = (total.unsqueeze(-1) - cumulative).masked_fill(~on_path, -torch.inf).exp()
+    decayed = torch.where((leaf >= 0)[:, None], total.exp(), 1.0)[..., None, None] * state
+    return decayed + (inputs.key.transpose(1, 2) * weight.unsqueeze(-1)).transpose(-1, -2) @ updates
+
+
+def replay(inputs: DeltaInputs, state: Tensor, path: Tensor, counts: Tensor) -> Tensor:
+    """State after the first `counts` `[rows]` nodes of `path` `[rows, P]`, one by one as decoding would.
+
+    The accepted path is at most a block long, and this keeps the rounding of sequential decoding.
+    """
+    row = torch.arange(path.shape[0], device=path.device)
+    for step in range(int(counts.max())):
+        node = path[:, step]
+        k, v = inputs.key[row, node], inputs.value[row, node]
+        following = _delta_step(state, k, v, inputs.g[row, node], inputs.beta[row, node])
+        alive = step < counts
+        # Copying whole states is what a round costs: rows are told apart only where they differ.
+        state = following if bool(alive.all()) else torch.where(alive[:, None, None, None], following, state)
+    return state
+
+
+def per_node(inputs: DeltaInputs, state: Tensor, topology: Topology) -> Tensor:
+    """The slow oracle: one state a node, each from its parent's; outputs `[rows, T, heads, value_dim]`."""
+    rows, length = topology.parents.shape
+    row = torch.arange(rows, device=state.device)
+    states = torch.stack([state] * (length + 1), dim=1)
+    outputs = []
+    for node in range(length):
+        parent = torch.where(topology.parents[:, node] < 0, length, topology.parents[:, node])
+        after = _delta_step(
+            states[row, parent],
+            inputs.key[:, node],
+            inputs.value[:, node],
+            inputs.g[:, node],
+            inputs.beta[:, node],
+        )
+        states[:, node] = after
+        outputs.append((after * inputs.query[:, node].unsqueeze(-1)).sum(-2))
+    return torch.stack(outputs, dim=1)
+
+
+def _delta_step(state: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    state = state * g.exp()[..., None, None]
+    update = (value - (key.unsqueeze(-2) @ state).squeeze(-2)) * beta.unsqueeze(-1)
+    return state + key.unsqueeze(-1) * update.unsqueeze(-2)
+
+
+def _path_sums(g: Tensor, topology: Topology) -> Tensor:
+    """Sum of g over each node and its ancestors, `[rows, heads, T]`."""
+    return g @ topology.visible.transpose(-1, -2).to(g.dtype)
+
+
+def _decay(cumulative: Tensor, topology: Topology) -> Tensor:
+    """exp(G_i - G_j) where j is i or an ancestor, else 0; masked before exp, which could overflow elsewhere."""
+    difference = cumulative.unsqueeze(-1) - cumulative.unsqueeze(-2)
+    return difference.masked_fill(~topology.visible.unsqueeze(1), -torch.inf).exp()

@@ -1,0 +1,1 @@
+"""The loop on one machine: one run file, one run folder, one function a verb."""

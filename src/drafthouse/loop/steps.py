@@ -1,0 +1,287 @@
+"""The steps of the loop, one function a verb. Each finds what earlier steps left in the run folder, does
+nothing twice, and may be killed and called again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from drafthouse.corpus import CorpusReader, CorpusWriter, Manifest, Prompt, build, prompts, tokenizer_sha256
+from drafthouse.corpus.records import TokenSample
+from drafthouse.decode import DecodeSettings, Stepper, decode
+from drafthouse.decode.evaluate import Evaluation, answer_text, evaluate_drafter, evaluate_target
+from drafthouse.decode.generate import Generation
+from drafthouse.decode.stats import acceptance
+from drafthouse.drafter import DFlashDrafter, DrafterConfig, TrainResult, load_drafter, train
+from drafthouse.errors import ConfigError, CorpusError
+from drafthouse.loop.folder import RunFolder
+from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
+from drafthouse.progress import Progress
+from drafthouse.states import ExtractSettings, StatesReader, WorkerSummary, run_worker
+from drafthouse.states.worker import OnShard
+from drafthouse.target import Target
+
+CORPUS, ANSWERS, STATES = "corpus", "answers", "states"
+
+
+def load_target(run: RunFolder) -> Target:
+    """The target of the run: the embedded one, a folder, or the one that was trained from scratch."""
+    settings = run.settings.target
+    if run.settings.threads:
+        torch.set_num_threads(run.settings.threads)
+    if settings.from_scratch:
+        if not (run.target_path() / "config.json").exists():
+            raise ConfigError(
+                "the target has not been trained yet", where=str(run.target_path()), fix="train it first"
+            )
+        return Target.load(run.target_path(), device=settings.device)
+    path = embedded_target() if settings.path == EMBEDDED else settings.path
+    return Target.load(path, device=settings.device)
+
+
+def train_target(run: RunFolder, progress: Progress) -> dict[str, Any] | None:
+    """Train the small target anew if the run file asks for it; None when it does not."""
+    if not run.settings.target.from_scratch or (run.target_path() / "training.json").exists():
+        return None
+    return train_embedded(run.settings.target, run.target_path(), progress)
+
+
+def build_corpus(run: RunFolder, target: Target, progress: Progress) -> Manifest:
+    """Conversations of the run's mixture as token shards with proven masks."""
+    return build(run.settings.corpus, target.tokenizer, run.store, CORPUS, "train", progress)
+
+
+def answer_prompts(run: RunFolder, target: Target, progress: Progress) -> Manifest:
+    """Let the target answer the prompts of the corpus itself; its answers become a corpus of their own.
+
+    A drafter is accepted when it foresees what the target says, not what a data set says.
+
+    Raises:
+        CorpusError: an answered corpus of other settings stands under the name already.
+    """
+    settings = run.settings.answers
+    made_from = {
+        "answers": settings.model_dump(mode="json"),
+        "target": target.identity,
+        "corpus": CorpusReader(run.store, CORPUS).manifest.digest,
+    }
+    try:
+        manifest = CorpusReader(run.store, ANSWERS).manifest
+    except CorpusError:
+        manifest = None
+    if manifest is not None:
+        if manifest.settings != made_from:
+            raise CorpusError(
+                "answers of another target, corpus or sampling have this name already",
+                where=ANSWERS,
+                fix="begin a new run",
+            )
+        return manifest
+    asked = [_prompt_of(sample) for sample in CorpusReader(run.store, CORPUS)]
+    plan = DecodeSettings(mode="autoregressive", **settings.model_dump())
+    generations = decode(Stepper(target), None, [prompt for _, prompt in asked], plan, progress=progress)
+    writer = CorpusWriter(
+        run.store, ANSWERS, tokenizer_sha256(target.tokenizer), run.settings.corpus.samples_per_shard
+    )
+    for (sample, prompt), generation in zip(asked, generations, strict=True):
+        answer = np.array(generation.tokens, dtype=np.int32)
+        ids = np.concatenate([prompt, answer])
+        mask = np.zeros(len(ids), dtype=np.uint8)
+        mask[len(prompt) :] = 1
+        writer.add(TokenSample(sample.id, sample.kind, ids, mask))
+    return writer.finish(split="train", settings=made_from)
+
+
+def _prompt_of(sample: TokenSample) -> tuple[TokenSample, np.ndarray]:
+    """The tokens before the last assistant turn."""
+    on = np.flatnonzero(sample.loss_mask)
+    gaps = np.flatnonzero(np.diff(on) > 1)
+    first = on[gaps[-1] + 1] if len(gaps) else on[0]
+    return sample, sample.input_ids[:first]
+
+
+def drafter_config(run: RunFolder, target: Target) -> DrafterConfig:
+    """The run's drafter shape, completed for its target."""
+    return run.settings.drafter.for_target(
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
+        mask_token_id=target.mask_token_id,
+        identity=target.identity,
+        max_position_embeddings=int(target.config.max_position_embeddings),
+        eos_token_id=target.eos_ids[0] if target.eos_ids else None,
+        pad_token_id=getattr(target.tokenizer, "pad_token_id", None),
+    )
+
+
+def extract_settings(run: RunFolder, target: Target) -> ExtractSettings:
+    """The run's extraction, with the layers that its drafter reads."""
+    layer_ids = tuple(drafter_config(run, target).target_layer_ids)
+    return run.settings.extract.model_copy(update={"layer_ids": layer_ids})
+
+
+def extract(
+    run: RunFolder,
+    target: Target,
+    worker: str | None,
+    progress: Progress,
+    on_shard: OnShard | None = None,
+) -> WorkerSummary:
+    """Work on the hidden states of the answered corpus until all its shards are committed."""
+    return run_worker(
+        run.store,
+        STATES,
+        CorpusReader(run.store, ANSWERS),
+        target,
+        extract_settings(run, target),
+        worker,
+        progress,
+        on_shard,
+    )
+
+
+def train_drafter(run: RunFolder, target: Target, name: str, progress: Progress) -> TrainResult:
+    """Train the drafter `name` by its recipe, from its newest whole checkpoint if there is one.
+
+    Raises:
+        ConfigError: the run file has no such recipe.
+    """
+    if name not in run.settings.train:
+        known = ", ".join(sorted(run.settings.train))
+        raise ConfigError(f"there is no recipe '{name}'", where="train", fix=f"use one of {known}")
+    reader = StatesReader(run.store, STATES)
+    return train(
+        reader,
+        target,
+        drafter_config(run, target),
+        run.settings.train[name],
+        run.drafter_path(name),
+        progress=progress,
+        evaluate=_probe(run, target),
+    )
+
+
+def _probe(run: RunFolder, target: Target) -> Callable[[DFlashDrafter, int], dict[str, Any]] | None:
+    """Chain acceptance on a few held-out prompts of their own seed, for the curve."""
+    settings = run.settings.probe
+    if not settings.prompts:
+        return None
+    corpus = run.settings.corpus.model_copy(update={"heldout": settings.prompts, "seed": settings.seed})
+    questions = prompts(corpus, target.tokenizer)
+    plan = run.settings.evaluate.decode_settings(mode="chain")
+    stepper = Stepper(target, drafter_config(run, target).target_layer_ids)
+
+    def measure(drafter: DFlashDrafter, step: int) -> dict[str, Any]:
+        drafter.eval()
+        generations = decode(stepper, drafter, [question.input_ids for question in questions], plan)
+        stats = acceptance(generations, [q.kind for q in questions], drafter.config.block_size - 1)
+        return {"acceptance": round(stats.micro, 4)}
+
+    return measure
+
+
+def evaluate(run: RunFolder, target: Target, progress: Progress) -> dict[str, Any]:
+    """Decode the held-out prompts with the target alone and with every trained drafter; keep the result."""
+    settings = run.settings.evaluate
+    questions = prompts(run.settings.corpus, target.tokenizer)
+    baseline = evaluate_target(target, questions, settings, progress)
+    shown = _shown(questions, settings.samples)
+    result: dict[str, Any] = {
+        "prompts": len(questions),
+        "guard": baseline.guard,
+        "autoregressive": {
+            "tokens": sum(len(g.tokens) for g in baseline.generations),
+            "target_passes": sum(g.target_passes for g in baseline.generations),
+            "seconds": round(baseline.seconds, 3),
+        },
+        "drafters": {},
+        "samples": [
+            {
+                "id": questions[i].id,
+                "kind": questions[i].kind,
+                "prompt": answer_text(target, questions[i].input_ids.tolist()),
+                "reference": questions[i].reference,
+                "runs": {},
+            }
+            for i in shown
+        ],
+    }
+    for name in run.settings.train:
+        drafter = load_drafter(
+            run.drafter_path(name) / "drafter",
+            target_identity=target.identity,
+            num_layers=target.num_layers,
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+        )
+        evaluation = evaluate_drafter(target, drafter, questions, baseline, settings, progress)
+        result["drafters"][name] = _summary(evaluation)
+        for sample, index in zip(result["samples"], shown, strict=True):
+            for mode, generations in evaluation.generations.items():
+                sample["runs"][f"{name}/{mode}"] = _marked(target, generations[index])
+    result["wall_clock"] = _wall_clock(run, target, questions)
+    run.write("evaluation", result)
+    return result
+
+
+def _summary(evaluation: Evaluation) -> dict[str, Any]:
+    values = asdict(evaluation)
+    values.pop("generations")
+    values["seconds"] = {mode: round(seconds, 3) for mode, seconds in evaluation.seconds.items()}
+    return values
+
+
+def _shown(questions: list[Prompt], count: int) -> list[int]:
+    """Indices of sample texts: the first prompt of every kind, then the second, ..."""
+    by_kind: dict[str, list[int]] = {}
+    for index, question in enumerate(questions):
+        by_kind.setdefault(question.kind, []).append(index)
+    depth = max(len(indices) for indices in by_kind.values())
+    order = [indices[i] for i in range(depth) for indices in by_kind.values() if i < len(indices)]
+    return order[:count]
+
+
+def _marked(target: Target, generation: Generation) -> dict[str, Any]:
+    """Tokens of a text with their source and round; pieces of one character become one."""
+    tokens: list[dict[str, Any]] = []
+    pending: list[int] = []
+    for token, (source, number) in zip(generation.tokens, generation.sources(), strict=True):
+        pending.append(token)
+        text = target.tokenizer.decode(pending, skip_special_tokens=False)
+        if not text.endswith("\ufffd"):
+            tokens.append({"text": text, "source": source, "round": number})
+            pending = []
+    return {"tokens": tokens, "rounds": generation.target_passes + 1}
+
+
+def _wall_clock(run: RunFolder, target: Target, questions: list[Prompt]) -> dict[str, Any]:
+    """Seconds of the three modes at batch 1 on a few prompts, our drafter, in one process."""
+    settings = run.settings.evaluate
+    chosen = [questions[i].input_ids for i in _shown(questions, settings.wall_clock_prompts)]
+    config = drafter_config(run, target)
+    drafter = load_drafter(run.drafter_path("ours") / "drafter", target_identity=target.identity)
+    stepper = Stepper(target, config.target_layer_ids)
+    modes = {}
+    for mode in ("autoregressive", "chain", "tree"):
+        plan = settings.decode_settings(mode=mode, budget=settings.budget).model_copy(update={"rows": 1})
+        decode(stepper, drafter, chosen[:1], plan)  # first calls pay for allocations
+        generations, seconds = _clocked(stepper, drafter, chosen, plan)
+        modes[mode] = {
+            "tokens": sum(len(g.tokens) for g in generations),
+            "seconds": round(seconds, 4),
+            "target_passes": sum(g.target_passes for g in generations) + len(generations),
+        }
+    return {"threads": torch.get_num_threads(), "batch": 1, "modes": modes}
+
+
+def _clocked(
+    stepper: Stepper, drafter: DFlashDrafter, chosen: list[np.ndarray], plan: DecodeSettings
+) -> tuple[list[Generation], float]:
+    began = time.perf_counter()
+    generations = decode(stepper, drafter, chosen, plan)
+    return generations, time.perf_counter() - began

@@ -1,0 +1,153 @@
+"""A test double of an S3 server: as much S3 as obstore needs, with faults that real servers show rarely."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+@dataclass
+class Faults:
+    """What goes wrong. The counters say how many of the next PUTs are hit."""
+
+    ignore_conditions: bool = False
+    """If-None-Match is not looked at: every PUT overwrites."""
+    lose_answers: int = 0
+    """The object is stored and the connection closed without an answer."""
+    conflicts: int = 0
+    """409 ConditionalRequestConflict, and nothing is stored."""
+    fail_puts: int = 0
+    """500 InternalError, and nothing is stored."""
+    short_reads: bool = False
+    """Ranges end one byte early."""
+    puts: int = 0
+    """PUT requests seen so far."""
+
+
+@dataclass
+class S3Double:
+    """The running double: `endpoint` for a store URL, `objects` by ``bucket/key``, and its `faults`."""
+
+    endpoint: str
+    faults: Faults = field(default_factory=Faults)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def s3_double() -> Iterator[S3Double]:
+    """Serve on a free loopback port until the block ends."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    double = S3Double(f"http://127.0.0.1:{server.server_port}")
+    server.double = double  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def double(self) -> S3Double:
+        return self.server.double  # type: ignore[attr-defined, no-any-return]
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        double, faults, name = self.double, self.double.faults, self._name()
+        with double.lock:
+            faults.puts += 1
+            if faults.conflicts:
+                faults.conflicts -= 1
+                return self._error(409, "ConditionalRequestConflict")
+            if faults.fail_puts:
+                faults.fail_puts -= 1
+                return self._error(500, "InternalError")
+            conditional = self.headers.get("If-None-Match") == "*" and not faults.ignore_conditions
+            if conditional and name in double.objects:
+                return self._error(412, "PreconditionFailed")
+            double.objects[name] = body
+            if faults.lose_answers:
+                faults.lose_answers -= 1
+                self.close_connection = True
+                return None
+        return self._answer(200, b"", {"ETag": _etag(body)})
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        if "list-type" in query:
+            return self._list(unquote(query.get("prefix", [""])[0]))
+        body = self.double.objects.get(self._name())
+        if body is None:
+            return self._error(404, "NoSuchKey")
+        headers = {"ETag": _etag(body), "Last-Modified": _now()}
+        asked = self.headers.get("Range")
+        if asked is None:
+            return self._answer(200, body, headers)
+        first, last = (int(number) for number in asked.removeprefix("bytes=").split("-"))
+        part = body[first : last + 1]
+        headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(body)}"
+        return self._answer(206, part[:-1] if self.double.faults.short_reads else part, headers)
+
+    def do_HEAD(self) -> None:
+        body = self.double.objects.get(self._name())
+        headers = {"ETag": _etag(body or b""), "Last-Modified": _now()}
+        self._answer(404 if body is None else 200, body or b"", headers, send_body=False)
+
+    def do_DELETE(self) -> None:
+        self.double.objects.pop(self._name(), None)
+        self._answer(204, b"", {})
+
+    def _list(self, prefix: str) -> None:
+        bucket = self._name().strip("/")
+        entries = ""
+        for name, body in sorted(self.double.objects.items()):
+            key = name.removeprefix(f"{bucket}/")
+            if name.startswith(f"{bucket}/") and key.startswith(prefix):
+                when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+                entries += (
+                    f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified>"
+                    f"<ETag>{_etag(body)}</ETag><Size>{len(body)}</Size></Contents>"
+                )
+        answer = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        self._answer(200, answer.encode(), {})
+
+    def _name(self) -> str:
+        return unquote(urlsplit(self.path).path).lstrip("/")
+
+    def _error(self, status: int, code: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode(), {})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str], *, send_body: bool = True) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if send_body:
+            self.wfile.write(body)
+
+
+def _etag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+def _now() -> str:
+    return format_datetime(datetime.now(UTC), usegmt=True)

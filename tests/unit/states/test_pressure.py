@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from drafthouse.errors import StatesError
+from drafthouse.states.pressure import ByteBudget, DiskGuard
+from drafthouse.states.scratch import scratch
+
+
+def _blocked(budget: ByteBudget, count: int) -> tuple[threading.Thread, threading.Event]:
+    through = threading.Event()
+
+    def take() -> None:
+        budget.take(count)
+        through.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return thread, through
+
+
+def test_the_producer_waits_until_bytes_come_back() -> None:
+    budget = ByteBudget(100)
+    budget.take(60)
+    thread, through = _blocked(budget, 50)
+    assert not through.wait(0.05)
+    budget.give_back(20)
+    assert through.wait(5)
+    thread.join()
+    assert budget.waited_s > 0.04
+
+
+def test_more_than_the_limit_passes_alone() -> None:
+    budget = ByteBudget(100)
+    budget.take(1000)
+    thread, through = _blocked(budget, 1)
+    assert not through.wait(0.05)
+    budget.give_back(1000)
+    assert through.wait(5)
+    thread.join()
+
+
+def test_a_failure_wakes_the_producer_and_stays() -> None:
+    budget = ByteBudget(100)
+    budget.take(100)
+    caught: list[Exception] = []
+
+    def take() -> None:
+        try:
+            budget.take(1)
+        except ValueError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    budget.fail(ValueError("disk"))
+    budget.fail(ValueError("later"))
+    thread.join(5)
+    assert str(caught[0]) == "disk"
+    with pytest.raises(ValueError, match="disk"):
+        budget.check()
+
+
+def test_the_guard_has_hysteresis() -> None:
+    used = {"a": 50, "b": 50}
+    guard = DiskGuard(
+        [Path("a"), Path("b")], 0.90, 0.85, usage=lambda folder: (used[folder.name], 100 - used[folder.name])
+    )
+    assert guard.full() is None
+    used["b"] = 89
+    assert guard.full() is None
+    used["b"] = 90
+    assert guard.full() == (Path("b"), 0.90)
+    used["b"] = 87
+    assert guard.full() == (Path("b"), 0.87), "it stopped, so it goes on only at 85 %"
+    used["b"] = 85
+    assert guard.full() is None
+    used["b"] = 87
+    assert guard.full() is None
+
+
+def test_the_guard_looks_at_the_real_disk(tmp_path: Path) -> None:
+    missing = tmp_path / "not" / "yet"
+    found = DiskGuard([missing], 1e-9, 1e-9).full()
+    assert found is not None
+    assert 0 < found[1] <= 1
+    assert DiskGuard([missing], 1.0, 1.0).full() is None
+
+
+def test_scratch_disappears_and_removes_what_the_dead_left(tmp_path: Path) -> None:
+    dead = tmp_path / "drafthouse-states-dead"
+    dead.mkdir()
+    (dead / "lock").write_text("")
+    (dead / "shard").write_bytes(bytes(100))
+    with scratch(str(tmp_path)) as living:
+        (living / "shard").write_bytes(b"x")
+        with scratch(str(tmp_path)) as second:
+            assert second != living
+            assert (living / "shard").exists(), "a living worker's directory is not touched"
+        assert [path.name for path in tmp_path.iterdir()] == [living.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scratch_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(StatesError, match="there is no such directory"), scratch(str(tmp_path / "nowhere")):
+        pass
