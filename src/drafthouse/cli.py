@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +16,9 @@ from drafthouse.config import load
 from drafthouse.errors import DrafthouseError
 from drafthouse.progress import Progress, Silent, Terminal
 
+if TYPE_CHECKING:
+    from drafthouse.loop.folder import RunFolder
+
 app = typer.Typer(
     name="drafthouse",
     help="From a bare GPU host to a served model with a speculative drafter trained for it.",
@@ -22,12 +26,31 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+corpus_app = typer.Typer(no_args_is_help=True, help="Conversations, their tokens, and the target's own answers.")
 target_app = typer.Typer(no_args_is_help=True, help="The served model, and the small one of the package.")
-app.add_typer(target_app, name="target")
+states_app = typer.Typer(no_args_is_help=True, help="Hidden states of the target, extracted by workers that may die.")
+drafter_app = typer.Typer(no_args_is_help=True, help="Train drafters and check what was exported.")
+store_app = typer.Typer(no_args_is_help=True, help="Object stores.")
+for name, group in (
+    ("corpus", corpus_app),
+    ("target", target_app),
+    ("states", states_app),
+    ("drafter", drafter_app),
+    ("store", store_app),
+):
+    app.add_typer(group, name=name)
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
 ]
+RunFile = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="RUN.yml", help="Run file; default: the demo's, or the folder's own."),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Run folder.")]
+Worker = Annotated[str | None, typer.Option("--worker", help="Name of this worker; default: host, rank and process.")]
+DEFAULT_OUT = Path("runs/demo")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
@@ -53,7 +76,7 @@ def train_tiny_verb(
 
     [dim]Examples:[/dim]
 
-      drafthouse target train-tiny runs/tiny --set training.steps=300 --set training.rows=8 --set corpus.samples=4000 --set corpus_parts=2
+      drafthouse target train-tiny runs/tiny --set training.steps=300 --set training.rows=8
 
       drafthouse target train-tiny runs/tiny --set device=cuda
     """
@@ -71,18 +94,372 @@ def train_tiny_verb(
     )
 
 
+@target_app.command("show")
+def target_show(
+    path: Annotated[str, typer.Argument(help="Model folder, or 'embedded'.")] = "embedded",
+    as_json: AsJson = False,
+) -> None:
+    """Say what a target is: identity, layers, sizes.
+
+    [dim]Examples:[/dim]
+
+      drafthouse target show
+
+      drafthouse target show /models/Qwen3.6-27B --json
+    """
+    from drafthouse.loop.tiny import EMBEDDED, embedded_target
+    from drafthouse.target import Target
+
+    target = Target.load(embedded_target() if path == EMBEDDED else path)
+    kinds = {kind: target.layer_types.count(kind) for kind in sorted(set(target.layer_types))}
+    facts = {
+        "identity": target.identity,
+        "parameters": target.parameters,
+        "layers": target.num_layers,
+        "layer_types": kinds,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "eos_ids": list(target.eos_ids),
+        "mask_token_id": target.mask_token_id,
+    }
+    _say(facts, as_json, "\n".join(f"{key:<14} {value}" for key, value in facts.items()))
+
+
+@corpus_app.command("build")
+def corpus_build(
+    out: Out = DEFAULT_OUT, file: RunFile = None, overrides: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Turn the run's sources into token shards with proven loss masks.
+
+    [dim]Examples:[/dim]
+
+      drafthouse corpus build --out runs/demo
+
+      drafthouse corpus build --out runs/small --set corpus.samples=256 --json
+    """
+    from drafthouse.loop import steps
+
+    run = _run(out, file, overrides)
+    manifest = steps.build_corpus(run, steps.load_target(run), _progress(as_json))
+    kinds = ", ".join(f"{kind} {count.samples}" for kind, count in manifest.kinds.items())
+    drops = ", ".join(f"{number} {reason}" for reason, number in manifest.drops.items()) or "none"
+    _say(
+        manifest.model_dump(mode="json", by_alias=True),
+        as_json,
+        f"{manifest.samples} samples, {manifest.tokens} tokens in {len(manifest.shards)} shards ({kinds});"
+        f" dropped: {drops}",
+    )
+
+
+@corpus_app.command("answer")
+def corpus_answer(
+    out: Out = DEFAULT_OUT, worker: Worker = None, overrides: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Let the target answer the corpus itself, as one of any number of workers.
+
+    [dim]Examples:[/dim]
+
+      drafthouse corpus answer --out runs/demo
+
+      drafthouse corpus answer --out runs/demo --worker second &
+    """
+    from drafthouse.loop import steps
+
+    run = _run(out, None, overrides)
+    target = steps.load_target(run)
+    job = steps.answering(run)
+    committed = job.work(target, worker, _progress(as_json))
+    _say({"committed": committed}, as_json, f"{committed} shards answered by this worker")
+
+
+@corpus_app.command("seal")
+def corpus_seal(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Make the finished answers a corpus that states can be extracted from.
+
+    [dim]Example:[/dim]
+
+      drafthouse corpus seal --out runs/demo
+    """
+    from drafthouse.loop import steps
+
+    run = _run(out, None, None)
+    manifest = steps.answering(run).seal(steps.load_target(run))
+    _say(
+        manifest.model_dump(mode="json", by_alias=True),
+        as_json,
+        f"{manifest.samples} samples, digest {manifest.digest}",
+    )
+
+
+@states_app.command("extract")
+def states_extract(
+    out: Out = DEFAULT_OUT, worker: Worker = None, overrides: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Extract hidden states until the run is complete, as one of any number of workers.
+
+    Workers may be started and killed at any time, on any machine that reaches the store; under torchrun each rank
+    is a worker of its own.
+
+    [dim]Examples:[/dim]
+
+      drafthouse states extract --out runs/demo
+
+      torchrun --standalone --nproc-per-node=2 -m drafthouse.cli states extract --out runs/demo
+    """
+    from dataclasses import asdict
+
+    from drafthouse.loop import steps
+
+    run = _run(out, None, overrides)
+    summary = steps.extract(run, steps.load_target(run), worker, _progress(as_json))
+    _say(
+        asdict(summary),
+        as_json,
+        f"{summary.worker}: {summary.shards} shards, {summary.tokens} tokens in {summary.seconds:.1f} s"
+        f" ({summary.redone} taken over from others)",
+    )
+
+
+@states_app.command("status")
+def states_status(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Say where every shard of the run stands.
+
+    [dim]Example:[/dim]
+
+      drafthouse states status --out runs/demo
+    """
+    from collections import Counter
+    from dataclasses import asdict
+
+    from drafthouse.corpus import CorpusReader
+    from drafthouse.loop import steps
+    from drafthouse.store import Board
+
+    run = _run(out, None, None)
+    board = Board(run.store, steps.STATES, ttl_s=run.settings.extract.ttl_s)
+    states = board.states(CorpusReader(run.store, steps.ANSWERS).shard_names)
+    counts = Counter(state.status for state in states.values())
+    _say(
+        {"counts": counts, "shards": {name: asdict(state) for name, state in states.items()}},
+        as_json,
+        f"{len(states)} shards: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())),
+    )
+
+
+@drafter_app.command("train")
+def drafter_train(
+    recipe: Annotated[str, typer.Argument(help="Name under `train` in the run file.")],
+    out: Out = DEFAULT_OUT,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one drafter of the run, going on from its newest whole checkpoint.
+
+    [dim]Examples:[/dim]
+
+      drafthouse drafter train ours --out runs/demo
+
+      drafthouse drafter train baseline --out runs/demo --json
+    """
+    from drafthouse.loop import steps
+
+    run = _run(out, None, overrides)
+    result = steps.train_drafter(run, steps.load_target(run), recipe, _progress(as_json))
+    facts = {
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "loss": result.loss,
+        "seconds": round(result.seconds, 2),
+        "resumed_from": result.resumed_from,
+        "stopped": result.stopped,
+        "drafter": str(result.drafter) if result.drafter else None,
+    }
+    _say(facts, as_json, f"{recipe}: {result.steps} steps, loss {result.loss:.3f}, in {result.drafter}")
+
+
+@drafter_app.command("check")
+def drafter_check(
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json and model.safetensors.")],
+    target_path: Annotated[
+        str | None, typer.Option("--target", help="Model folder that it must fit, or 'embedded'.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read a drafter as an engine would and say whether it is whole and fits its target.
+
+    [dim]Example:[/dim]
+
+      drafthouse drafter check runs/demo/drafters/ours/drafter --target embedded
+    """
+    from drafthouse.drafter import load_drafter
+    from drafthouse.loop.tiny import EMBEDDED, embedded_target
+    from drafthouse.target import Target
+
+    wanted: dict[str, Any] = {}
+    if target_path is not None:
+        target = Target.load(embedded_target() if target_path == EMBEDDED else target_path)
+        wanted = {
+            "target_identity": target.identity,
+            "num_layers": target.num_layers,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
+        }
+    drafter = load_drafter(folder, **wanted)
+    config = drafter.config
+    _say(
+        {
+            "config": config.model_dump(mode="json"),
+            "parameters": sum(p.numel() for p in drafter.parameters()),
+        },
+        as_json,
+        f"{folder}: whole; {config.num_hidden_layers} layers, block {config.block_size}, taps"
+        f" {list(config.target_layer_ids)}",
+    )
+
+
+@app.command("evaluate")
+def evaluate_verb(
+    out: Out = DEFAULT_OUT,
+    drafter: Annotated[
+        list[str] | None, typer.Option("--drafter", help="Recipe name; may be repeated; default: all.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode held-out prompts: the target alone, then chain and tree with every drafter.
+
+    [dim]Examples:[/dim]
+
+      drafthouse evaluate --out runs/demo
+
+      drafthouse evaluate --out runs/demo --drafter ours --json
+    """
+    from drafthouse.loop import steps
+
+    run = _run(out, None, overrides)
+    target = steps.load_target(run)
+    results = {
+        name: steps.evaluate(run, target, name, _progress(as_json)) for name in drafter or list(run.settings.train)
+    }
+    lines = [
+        f"{name}: chain {r['modes']['chain']['micro']:.2f}, tree {r['modes']['tree']['micro']:.2f} tokens a pass;"
+        f" {min(r['identical'].values())} of {r['prompts']} texts identical"
+        for name, r in results.items()
+    ]
+    _say(results, as_json, "\n".join(lines))
+
+
+@app.command("report")
+def report_verb(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Write report.json and report.html from what the steps left in the run folder.
+
+    [dim]Example:[/dim]
+
+      drafthouse report --out runs/demo
+    """
+    from drafthouse.loop import steps
+    from drafthouse.loop.report import make_report
+
+    run = _run(out, None, None)
+    facts = run.read("facts") or {"command": "drafthouse report"}
+    json_path, page = make_report(run, steps.load_target(run), facts)
+    _say({"report": str(json_path), "page": str(page)}, as_json, f"{page}")
+
+
+@app.command("demo")
+def demo_verb(
+    out: Out = DEFAULT_OUT,
+    file: RunFile = None,
+    overrides: Overrides = None,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Train the small target too instead of using the package's."),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out instead of beginning anew.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole loop on this machine: corpus, answers, states, two drafters, decoding, report.
+
+    One of the extraction workers is killed on purpose half-way; nothing is lost.
+
+    [dim]Examples:[/dim]
+
+      drafthouse demo
+
+      drafthouse demo --out runs/mine --set corpus.samples=512 --set train.ours.steps=300
+
+      drafthouse demo --resume
+    """
+    from drafthouse.loop.demo import Demo
+    from drafthouse.loop.folder import RunFolder
+    from drafthouse.loop.report import summary
+
+    wanted = [*(overrides or []), *(["target.from_scratch=true"] if from_scratch else [])]
+    if not resume:
+        RunFolder.check(file, wanted)
+        RunFolder.clear(out)
+    run = RunFolder.open(out, file, wanted)
+    report, page = Demo(run, _progress(as_json)).go()
+    found = summary(report)
+    shards, target = found["shards"], found["target"]
+    lines = [
+        "",
+        report["verdict"],
+        f"shards: {shards['committed']} of {shards['expected']} committed, {shards['lost']} lost,"
+        f" {shards['duplicated']} duplicated, {shards['redone']} redone after {shards['killed_worker']} was killed",
+        f"target: right on {target['exact_match']:.0%} of the held-out prompts, repeated 4-grams"
+        f" {target['repeated_4grams']:.0%}",
+        "seconds: " + ", ".join(f"{step} {value:g}" for step, value in found["seconds"].items()),
+        f"report: {page}",
+    ]
+    _say(found, as_json, "\n".join(lines))
+
+
+@store_app.command("probe")
+def store_probe(
+    url: Annotated[str, typer.Argument(help="file:PATH, memory://NAME or s3://BUCKET/PREFIX?endpoint=…&region=…")],
+    as_json: AsJson = False,
+) -> None:
+    """Check that a store can be trusted: reachable, writable, and honest about conditional puts.
+
+    Credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).
+
+    [dim]Examples:[/dim]
+
+      drafthouse store probe runs/demo/store
+
+      drafthouse store probe 's3://states/qwen?endpoint=http://192.0.2.10:8333'
+    """
+    from drafthouse.store import Store
+
+    store = Store.open(url)
+    store.probe()
+    _say({"url": store.url, "conditional_puts": True}, as_json, f"{store.url}: create-only puts are honoured")
+
+
 @app.command("version")
 def version_verb() -> None:
     """Print the version."""
     typer.echo(__version__)
 
 
+def _run(out: Path, file: Path | None, overrides: list[str] | None) -> RunFolder:
+    from drafthouse.loop.folder import RunFolder
+
+    return RunFolder.open(out, file, overrides or [])
+
+
 def main() -> None:
     """Entry point: an error that a user can cause is one sentence on stderr and exit code 2."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         app()
     except DrafthouseError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {error}", soft_wrap=True)
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

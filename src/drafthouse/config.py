@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -105,11 +105,31 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     here: Any = model
     for part in path:
-        fields = getattr(here, "model_fields", {})
-        if part not in fields:
-            return []
-        here = fields[part].annotation
+        here = _without_none(_below(here, part))
     return sorted(getattr(here, "model_fields", {}))
+
+
+def _below(kind: Any, part: int | str) -> Any:
+    """The type that `part` of an error's path has inside `kind`; None where it cannot be told."""
+    fields = getattr(kind, "model_fields", None)
+    if fields is not None:
+        return fields[part].annotation if part in fields else None
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return inner[1]
+    if origin in (list, tuple):
+        return inner[0]
+    if origin is Annotated:
+        return _below(inner[0], part)
+    # Of a tagged union pydantic puts the tag into the path.
+    tagged = [one for one in inner if any(f.default == part for f in getattr(one, "model_fields", {}).values())]
+    return tagged[0] if tagged else None
+
+
+def _without_none(kind: Any) -> Any:
+    """`X` of an optional `X | None`."""
+    inner = [one for one in get_args(kind) if one is not type(None)]
+    return inner[0] if len(inner) == 1 and type(None) in get_args(kind) else kind
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -117,7 +137,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted(old.keys() | new.keys()):
-            found += differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{path}.{key}" if path else key)
+            below = f"{path}.{key}" if path else key
+            found += differences(old.get(key, _ABSENT), new.get(key, _ABSENT), below)
         return found
     return [] if old == new else [f"{path}: {_short(old)} → {_short(new)}"]
 

@@ -16,8 +16,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
 WIDTHS = (390, 1280)
 THEMES = {"light": False, "dark": True}
 SHOWN_RUN = (
-    "[...document.querySelectorAll('.sample[open] .run')]"
-    ".filter(e => e.checkVisibility()).map(e => e.className)"
+    "[...document.querySelectorAll('.sample[open] .run')].filter(e => e.checkVisibility()).map(e => e.className)"
 )
 
 
@@ -149,8 +148,7 @@ def test_sections_can_be_reached_without_a_pointer(browser: Browser, page: Path)
     browser.press("Enter")
     assert browser.evaluate("location.hash") == "#acceptance"
     boxes = browser.evaluate(
-        "[...document.querySelectorAll('nav a, .choice label, summary')]"
-        ".map(e => e.getBoundingClientRect().height)"
+        "[...document.querySelectorAll('nav a, .choice label, summary')].map(e => e.getBoundingClientRect().height)"
     )
     assert min(boxes) >= 20
 

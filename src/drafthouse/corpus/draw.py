@@ -21,9 +21,7 @@ class Draw:
 
     def __init__(self, *key: str | int) -> None:
         name = "\x1f".join(str(part) for part in key).encode()
-        self._next = random.Random(
-            int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
-        ).random
+        self._next = random.Random(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")).random
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""

@@ -103,15 +103,11 @@ class _Tool:
         draw = speaker.draw
         self.verb, self.noun, self.name = verb, noun, f"{verb}_{noun}"
         numbers = min(draw.below(2), parameters - 1)
-        chosen = draw.distinct(TEXT_PARAMETERS, parameters - numbers) + draw.distinct(
-            NUMBER_PARAMETERS, numbers
-        )
+        chosen = draw.distinct(TEXT_PARAMETERS, parameters - numbers) + draw.distinct(NUMBER_PARAMETERS, numbers)
         self.parameters = draw.shuffled(chosen)
 
     def schema(self) -> dict[str, Any]:
-        properties = {
-            name: {"type": "integer" if name in NUMBER_PARAMETERS else "string"} for name in self.parameters
-        }
+        properties = {name: {"type": "integer" if name in NUMBER_PARAMETERS else "string"} for name in self.parameters}
         parameters = {"type": "object", "properties": properties, "required": list(self.parameters)}
         return {"type": "function", "function": {"name": self.name, "parameters": parameters}}
 
@@ -135,9 +131,7 @@ def _tools(speaker: _Speaker, count: int) -> list[_Tool]:
     elif sharing == 1:
         nouns = nouns[:1] * count
     most = 3 if count == 1 else 2
-    return [
-        _Tool(speaker, verb, noun, draw.between(1, most)) for verb, noun in zip(verbs, nouns, strict=True)
-    ]
+    return [_Tool(speaker, verb, noun, draw.between(1, most)) for verb, noun in zip(verbs, nouns, strict=True)]
 
 
 def _sentence(text: str) -> str:
@@ -179,8 +173,7 @@ def _tool_answer(speaker: _Speaker) -> _Turns:
     fields = draw.distinct(FIELDS, draw.between(2, 4))
     texts = distinct_values(len(fields), lambda: speaker.words(1, 2))
     response: dict[str, Any] = {
-        field: speaker.number() if draw.chance(0.2) else text
-        for field, text in zip(fields, texts, strict=True)
+        field: speaker.number() if draw.chance(0.2) else text for field, text in zip(fields, texts, strict=True)
     }
     a, b = draw.distinct(fields, 2)
     two = draw.chance(0.7)

@@ -77,9 +77,7 @@ def conversation(raw: bytes | str, name: str, kind: str) -> Conversation:
         raise _RecordError("not_json", str(error)) from None
     try:
         json.dumps(data, ensure_ascii=False).encode()
-    except (
-        UnicodeEncodeError
-    ) as error:  # half of a surrogate pair: JSON can write it, no tokenizer can read it
+    except UnicodeEncodeError as error:  # half of a surrogate pair: JSON can write it, no tokenizer can read it
         raise _RecordError("not_unicode", str(error)) from None
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list) or not data["messages"]:
         raise _RecordError("no_messages", "a record is an object with a list 'messages'")
@@ -121,9 +119,7 @@ def _content(content: Any, place: int) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text", "")) for part in content)
     raise _RecordError("not_text", f"messages[{place}].content is not text")
 
@@ -137,9 +133,7 @@ def _call(call: Any, place: int) -> ToolCall:
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            raise _RecordError(
-                "bad_tool_call", f"messages[{place}]: arguments are not JSON ({error})"
-            ) from None
+            raise _RecordError("bad_tool_call", f"messages[{place}]: arguments are not JSON ({error})") from None
     if not isinstance(arguments, dict):
         raise _RecordError("bad_tool_call", f"messages[{place}]: arguments are not an object")
     return ToolCall(name=function["name"], arguments=arguments)

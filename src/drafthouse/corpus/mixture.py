@@ -56,9 +56,7 @@ def source_name(source: Source) -> str:
 def training_texts(settings: CorpusSettings, samples: int, chat_template: str | None = None) -> Iterator[str]:
     """Rendered conversations of the training split, to train a tokenizer on: `samples` over all sources."""
     template = default_chat_template() if chat_template is None else chat_template
-    fitted = settings.model_copy(
-        update={"samples": samples, "sources": tuple(map(_by_weight, settings.sources))}
-    )
+    fitted = settings.model_copy(update={"samples": samples, "sources": tuple(map(_by_weight, settings.sources))})
     report = Report()
     for source, quota in zip(fitted.sources, fitted.quotas(), strict=True):
         for conversation in islice(_conversations(source, fitted.seed, "train", report), quota):
@@ -99,9 +97,7 @@ def token_samples(
             task.advance()
 
 
-def prompts(
-    settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, split: Split = "heldout"
-) -> list[Prompt]:
+def prompts(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, split: Split = "heldout") -> list[Prompt]:
     """`settings.heldout` prompts of every source, source by source; no question occurs twice.
 
     Raises:

@@ -13,12 +13,8 @@ from drafthouse.corpus.sources import STDLIB_KINDS, StdlibKind
 
 
 class _Source(Settings):
-    weight: float = Field(
-        default=1.0, gt=0, description="Share of the samples that no source fixes with `count`."
-    )
-    count: int | None = Field(
-        default=None, ge=0, description="Exact number of training samples; overrides `weight`."
-    )
+    weight: float = Field(default=1.0, gt=0, description="Share of the samples that no source fixes with `count`.")
+    count: int | None = Field(default=None, ge=0, description="Exact number of training samples; overrides `weight`.")
 
 
 class GrammarSource(_Source):
@@ -71,9 +67,7 @@ class CorpusSettings(Settings):
     def _counts_fit(self) -> CorpusSettings:
         fixed = sum(source.count or 0 for source in self.sources)
         if fixed > self.samples:
-            raise ValueError(
-                f"the counts of the sources add up to {fixed}, more than samples = {self.samples}"
-            )
+            raise ValueError(f"the counts of the sources add up to {fixed}, more than samples = {self.samples}")
         if fixed < self.samples and all(source.count is not None for source in self.sources):
             raise ValueError(
                 f"the counts of the sources add up to {fixed}, fewer than samples = {self.samples}, and "
@@ -85,9 +79,7 @@ class CorpusSettings(Settings):
         """Training samples of every source: counts as given, the rest by weight (largest remainder)."""
         rest = self.samples - sum(source.count or 0 for source in self.sources)
         total = sum(source.weight for source in self.sources if source.count is None)
-        exact = [
-            rest * source.weight / total if source.count is None else source.count for source in self.sources
-        ]
+        exact = [rest * source.weight / total if source.count is None else source.count for source in self.sources]
         quotas = [int(share) for share in exact]
         by_remainder = sorted(range(len(exact)), key=lambda place: (quotas[place] - exact[place], place))
         for place in by_remainder[: self.samples - sum(quotas)]:

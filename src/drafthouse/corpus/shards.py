@@ -65,12 +65,8 @@ class Manifest(BaseModel):
     tokenizer_sha256: str
     split: str
     settings: dict[str, Any]
-    sources: dict[str, str] = Field(
-        description="fingerprints of the sources whose text depends on the machine"
-    )
-    report: dict[str, Any] = Field(
-        description="samples of malformed records, and quotas that were not filled"
-    )
+    sources: dict[str, str] = Field(description="fingerprints of the sources whose text depends on the machine")
+    report: dict[str, Any] = Field(description="samples of malformed records, and quotas that were not filled")
 
     def to_json(self) -> bytes:
         """Canonical bytes: the same corpus gives the same manifest."""
@@ -132,9 +128,7 @@ class CorpusWriter:
         self._flush()
         if not self._shards:
             dropped = ", ".join(f"{count} {reason}" for reason, count in (drops or {}).items()) or "nothing"
-            raise CorpusError(
-                f"no sample at all (dropped: {dropped})", where=self._name, fix="see the sources"
-            )
+            raise CorpusError(f"no sample at all (dropped: {dropped})", where=self._name, fix="see the sources")
         manifest = Manifest(
             schema_version=SCHEMA,
             digest=corpus_digest([shard.sha256 for shard in self._shards]),
@@ -162,9 +156,7 @@ class CorpusWriter:
                 where=sample.id,
             )
         if not mask.any():
-            raise CorpusError(
-                "no assistant tokens: the loss mask is empty", where=sample.id, fix="drop the sample"
-            )
+            raise CorpusError("no assistant tokens: the loss mask is empty", where=sample.id, fix="drop the sample")
         if mask.max() > 1 or ids.min() < 0:
             raise CorpusError("a loss mask is 0 or 1 and token ids are not negative", where=sample.id)
         if sample.kind not in self._kinds and len(self._kinds) == _MOST_KINDS:
@@ -266,9 +258,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
         path = ".".join(str(part) for part in first["loc"])
         raise CorpusError(f"'{path}': {first['msg']}", where=where, fix="build the corpus again") from None
     if manifest.digest != corpus_digest([shard.sha256 for shard in manifest.shards]):
-        raise CorpusError(
-            "the digest does not fit the list of shards", where=where, fix="build the corpus again"
-        )
+        raise CorpusError("the digest does not fit the list of shards", where=where, fix="build the corpus again")
     return manifest
 
 

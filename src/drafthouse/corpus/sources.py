@@ -134,9 +134,7 @@ def _files(root: Path) -> list[tuple[str, Path]]:
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
         # build-time configuration differs between two installations of one version
-        if _SKIPPED.intersection(relative.parts) or relative.parts[0].startswith(
-            ("config-", "_sysconfigdata")
-        ):
+        if _SKIPPED.intersection(relative.parts) or relative.parts[0].startswith(("config-", "_sysconfigdata")):
             continue
         if _SMALLEST_FILE <= path.stat().st_size <= _LARGEST_FILE:
             found.append((relative.as_posix(), path))
@@ -165,13 +163,7 @@ def _fitting(block: list[str]) -> list[str]:
     size = 0
     for line in block[:_MOST_LINES]:
         size += len(line.strip()) + 1
-        if (
-            len(line) > _LONGEST_LINE
-            or size > _LONGEST_SNIPPET
-            or '"""' in line
-            or "'''" in line
-            or "\t" in line
-        ):
+        if len(line) > _LONGEST_LINE or size > _LONGEST_SNIPPET or '"""' in line or "'''" in line or "\t" in line:
             break
         kept.append(line.rstrip())
     return _dedented(kept)
@@ -243,9 +235,7 @@ def _defined_name(draw: Draw, lines: tuple[str, ...]) -> _Asked | None:
     found = [match for line in lines if (match := _DEF.fullmatch(line.strip()))]
     if len(found) != 1:
         return None
-    return _shown(
-        "Which function is defined here?", lines
-    ), f"The def defines the function {found[0]['name']}."
+    return _shown("Which function is defined here?", lines), f"The def defines the function {found[0]['name']}."
 
 
 def _numbered(draw: Draw, lines: tuple[str, ...]) -> _Asked | None:

@@ -78,9 +78,7 @@ class ChatTemplate:
         CorpusError: the tokenizer has no chat template.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, variables: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, variables: Mapping[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise CorpusError(
                 "the tokenizer has no chat template",
@@ -94,9 +92,7 @@ class ChatTemplate:
         ends = dict.fromkeys((tokenizer.eos_token, *_TURN_ENDS))
         self._turn_ends = tuple(end for end in ends if end)
         self._control = tuple(
-            token.content
-            for token in tokenizer.added_tokens_decoder.values()
-            if token.special and token.content
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
         )
         self._supplied = self._supplied_thought()
 
@@ -184,9 +180,7 @@ class ChatTemplate:
                     where=conversation.id,
                     fix="the chat template renders its assistant turns as nothing; use another template",
                 )
-            sample = TokenSample(
-                conversation.id, conversation.kind, np.array(encoding.ids, dtype=np.int32), mask
-            )
+            sample = TokenSample(conversation.id, conversation.kind, np.array(encoding.ids, dtype=np.int32), mask)
             proofs.append((sample, one))
             out.append(sample)
         self._prove([sample for sample, _ in proofs], [one for _, one in proofs])
@@ -219,9 +213,7 @@ class ChatTemplate:
             sample = made
         rendered = self.render(conversation)
         span = rendered.spans[-1]
-        last = max(
-            place for place, message in enumerate(conversation.messages) if message.role == "assistant"
-        )
+        last = max(place for place, message in enumerate(conversation.messages) if message.role == "assistant")
         messages = [message.as_template_dict() for message in conversation.messages[:last]]
         (text,) = self._texts([messages], conversation, generation=True)
         encoded = self._backend.encode(text, add_special_tokens=False).ids
@@ -349,9 +341,7 @@ def render_text(conversation: Conversation, chat_template: str) -> str:
     """
     messages = [message.as_template_dict() for message in conversation.messages]
     try:
-        texts, _ = render_jinja_template(
-            [messages], tools=conversation.tools or None, chat_template=chat_template
-        )
+        texts, _ = render_jinja_template([messages], tools=conversation.tools or None, chat_template=chat_template)
     except jinja2.TemplateError as error:
         raise TemplateRefusedError(
             f"the chat template refuses this conversation ({error})",

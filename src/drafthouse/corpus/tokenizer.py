@@ -103,9 +103,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         CorpusError: there is no tokenizer, or it has no chat template.
     """
     if not (folder / "tokenizer.json").is_file():
-        raise CorpusError(
-            "there is no tokenizer.json", where=str(folder), fix="point to a tokenizer directory"
-        )
+        raise CorpusError("there is no tokenizer.json", where=str(folder), fix="point to a tokenizer directory")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
     if not tokenizer.chat_template:
         raise CorpusError(

@@ -23,8 +23,7 @@ class DraftContext:
         weight = drafter.fc.weight
         self.drafter, self.target = drafter, target
         self.layers = [
-            (torch.zeros(shape, dtype=weight.dtype, device=weight.device),) * 2
-            for _ in range(config.num_hidden_layers)
+            (torch.zeros(shape, dtype=weight.dtype, device=weight.device),) * 2 for _ in range(config.num_hidden_layers)
         ]
         self.layers = [(key.clone(), value.clone()) for key, value in self.layers]
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=weight.device)

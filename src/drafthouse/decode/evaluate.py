@@ -93,9 +93,7 @@ def evaluate_target(
     )
     seconds = time.perf_counter() - began
     answers = [answer_text(target, generation.tokens) for generation in generations]
-    guard = degeneracy_guard(
-        generations, answers, [q.reference for q in questions], [q.kind for q in questions]
-    )
+    guard = degeneracy_guard(generations, answers, [q.reference for q in questions], [q.kind for q in questions])
     return Baseline(generations, answers, guard, seconds)
 
 

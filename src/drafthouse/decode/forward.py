@@ -128,9 +128,7 @@ class Stepper:
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
             if index in self.layer_ids:
                 taps.append(hidden)
-        stacked = (
-            torch.stack(taps, dim=2) if taps else hidden.new_empty(*hidden.shape[:2], 0, hidden.shape[2])
-        )
+        stacked = torch.stack(taps, dim=2) if taps else hidden.new_empty(*hidden.shape[:2], 0, hidden.shape[2])
         return Pass(topology, hidden, stacked, kept)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,9 +149,7 @@ class Stepper:
         return self.target.lm_head(self.target.final_norm(hidden)).float()
 
     @torch.no_grad()
-    def commit(
-        self, state: TargetState, passed: Pass, path: Tensor, counts: Tensor, *, exact: bool = True
-    ) -> None:
+    def commit(self, state: TargetState, passed: Pass, path: Tensor, counts: Tensor, *, exact: bool = True) -> None:
         """Make the first `counts` `[rows]` nodes of `path` `[rows, P]` part of the committed text, in place.
 
         Args:
@@ -174,9 +170,7 @@ class Stepper:
                 if exact:
                     memory.recurrent = gdn.replay(kept.inputs, memory.recurrent, path, counts)
                 else:
-                    memory.recurrent = gdn.fold(
-                        kept.inputs, kept.updates, memory.recurrent, passed.topology, leaf
-                    )
+                    memory.recurrent = gdn.fold(kept.inputs, kept.updates, memory.recurrent, passed.topology, leaf)
             elif isinstance(memory, AttentionState) and isinstance(kept, AttentionInputs):
                 scatter_rows(memory.key, kept.key, state.lengths, path, counts)
                 scatter_rows(memory.value, kept.value, state.lengths, path, counts)
@@ -257,9 +251,14 @@ def _delta(mixer: Any, hidden: Tensor, memory: DeltaState, topology: Topology) -
     mixed = mixer.in_proj_qkv(hidden)
     inputs_of_conv = torch.cat([memory.window, mixed], dim=1)
     width = mixer.conv_kernel_size
-    row = torch.arange(rows, device=hidden.device)[:, None, None]
-    windows = inputs_of_conv[row, topology.window(width)]
-    convolved = F.silu((windows * mixer.conv1d.weight.squeeze(1).t()).sum(dim=2))
+    if topology.is_chain:
+        convolved = F.conv1d(inputs_of_conv.transpose(1, 2), mixer.conv1d.weight, groups=mixer.conv_dim)
+        convolved = convolved.transpose(1, 2)
+    else:
+        row = torch.arange(rows, device=hidden.device)[:, None, None]
+        windows = inputs_of_conv[row, topology.window(width)]
+        convolved = (windows * mixer.conv1d.weight.squeeze(1).t()).sum(dim=2)
+    convolved = F.silu(convolved)
     query, key, value = torch.split(convolved, [mixer.key_dim, mixer.key_dim, mixer.value_dim], dim=-1)
     query = query.reshape(rows, length, -1, mixer.head_k_dim).float()
     key = key.reshape(rows, length, -1, mixer.head_k_dim).float()

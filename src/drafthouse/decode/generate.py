@@ -210,9 +210,7 @@ def _decode_batch(
         passed = stepper.forward(state, offer.tokens, offer.topology)
         logits = stepper.logits(passed.hidden)
         path, counts, last = proposal.walk(offer, _draw(logits, settings.temperature, generator))
-        room = torch.tensor(
-            [settings.max_new_tokens - len(results[i].tokens) for i in live], device=target.device
-        )
+        room = torch.tensor([settings.max_new_tokens - len(results[i].tokens) for i in live], device=target.device)
         was_finished = finished.clone()
         _emit(offer, path, counts, last, room, logits, [results[i] for i in live], finished, eos)
         # The caches have no room past max_new_tokens, and ended texts need none.
@@ -251,7 +249,7 @@ def _emit(
         if done:
             continue
         # nodes[0] was emitted by the pass before; the accepted drafts and the target's own token are new.
-        emitted = (nodes[1:count] + [own])[:left]
+        emitted = [*nodes[1:count], own][:left]
         for position, token in enumerate(emitted):
             if token in eos:
                 emitted = emitted[: position + 1]

@@ -22,11 +22,13 @@ class Topology:
         parents: `[rows, T]` int64, -1 for a root; parents[r, i] < i.
         depth: `[rows, T]` int64, 0 for a root.
         visible: `[rows, T, T]` bool; visible[r, i, j] = node j is node i or one of its ancestors.
+        is_chain: every node follows the one before it; cheaper kernels exist for that.
     """
 
     parents: Tensor
     depth: Tensor
     visible: Tensor
+    is_chain: bool = False
 
     @classmethod
     def chain(cls, rows: int, length: int, device: torch.device | str = "cpu") -> Topology:
@@ -37,6 +39,7 @@ class Topology:
             (index - 1).expand(rows, length),
             index.expand(rows, length),
             visible.expand(rows, length, length),
+            is_chain=True,
         )
 
     @classmethod

@@ -74,9 +74,7 @@ def block_tokens(input_ids: Tensor, anchors: Tensor, block_size: int, mask_token
     Returns:
         int64 [rows, anchors, block_size].
     """
-    tokens = torch.full(
-        (*anchors.shape, block_size), mask_token_id, dtype=input_ids.dtype, device=input_ids.device
-    )
+    tokens = torch.full((*anchors.shape, block_size), mask_token_id, dtype=input_ids.dtype, device=input_ids.device)
     known = input_ids.gather(1, anchors.clamp_min(0))
     tokens[..., 0] = torch.where(anchors >= 0, known, mask_token_id)
     return tokens

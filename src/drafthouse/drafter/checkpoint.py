@@ -179,13 +179,3 @@ def _read(path: Path) -> Checkpoint:
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     state = TrainingState(**json.loads((path / STATE).read_text(encoding="utf-8")))
     return Checkpoint(path, manifest["spec"], state, load_file(path / WEIGHTS), load_file(path / TRAINING))
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Every leaf in which two JSON-like values differ, as `a.b: old → new`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted(old.keys() | new.keys()):
-            found += differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        return found
-    return [] if old == new else [f"{path}: {old} → {new}"]

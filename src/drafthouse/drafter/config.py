@@ -74,9 +74,7 @@ class DrafterConfig(Settings):
     num_attention_heads: int = Field(gt=0, description="query heads")
     num_key_value_heads: int = Field(gt=0, description="key/value heads, a divisor of the query heads")
     head_dim: int = Field(gt=0, description="width of one head; even (rotary pairs); need not be H / heads")
-    block_size: int = Field(
-        default=16, ge=2, description="B: slot 0 is the known token, slots 1..B-1 are drafted"
-    )
+    block_size: int = Field(default=16, ge=2, description="B: slot 0 is the known token, slots 1..B-1 are drafted")
     target_layer_ids: tuple[int, ...] = Field(
         default=(),
         description="taps: 0-based ids of decoder layers whose OUTPUT is read; empty: DFlash's default rule",
@@ -84,18 +82,14 @@ class DrafterConfig(Settings):
     num_target_layers: int = Field(gt=0, description="L, decoder layers of the target")
     vocab_size: int = Field(gt=0, description="the target's vocabulary")
     mask_token_id: int = Field(ge=0, description="an unused id of the target's vocabulary")
-    layer_types: tuple[LayerType, ...] = Field(
-        default=(), description="per layer; empty: every layer full_attention"
-    )
+    layer_types: tuple[LayerType, ...] = Field(default=(), description="per layer; empty: every layer full_attention")
     sliding_window: int | None = Field(
         default=None, gt=0, description="W: a query of a sliding layer sees keys at positions > its own - W"
     )
     rope_theta: float = Field(default=10_000_000.0, gt=0, description="rotary base, over the full head")
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     max_position_embeddings: int = Field(default=262_144, gt=0)
-    target_identity: str = Field(
-        default="", description="sha256 of the target's weights and config; empty: unknown"
-    )
+    target_identity: str = Field(default="", description="sha256 of the target's weights and config; empty: unknown")
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
@@ -122,9 +116,7 @@ class DrafterConfig(Settings):
             )
         outside = [i for i in ids if not 0 <= i < layers]
         if outside:
-            raise ValueError(
-                f"target_layer_ids {outside} are out of range: the target has layers 0 to {layers - 1}"
-            )
+            raise ValueError(f"target_layer_ids {outside} are out of range: the target has layers 0 to {layers - 1}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of "
@@ -134,8 +126,7 @@ class DrafterConfig(Settings):
             raise ValueError(f"head_dim {self.head_dim} must be even: rotary embedding turns pairs")
         if len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
-                f"layer_types names {len(self.layer_types)} layers but num_hidden_layers is"
-                f" {self.num_hidden_layers}"
+                f"layer_types names {len(self.layer_types)} layers but num_hidden_layers is {self.num_hidden_layers}"
             )
         if SLIDING in self.layer_types and self.sliding_window is None:
             raise ValueError("layer_types has sliding_attention layers, so sliding_window must be set")
@@ -230,18 +221,14 @@ class DrafterConfig(Settings):
         may_be_none = ("sliding_window", "eos_token_id", "pad_token_id")
         missing = sorted(key for key, value in values.items() if value is None and key not in may_be_none)
         if missing:
-            raise DrafterError(
-                f"the drafter config lacks {', '.join(missing)}", where=where, fix="export it again"
-            )
+            raise DrafterError(f"the drafter config lacks {', '.join(missing)}", where=where, fix="export it again")
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             message = error.errors(include_url=False)[0]
             key = ".".join(str(part) for part in message["loc"])
             text = message["msg"].removeprefix("Value error, ")
-            raise DrafterError(
-                f"{key}: {text}" if key else text, where=where, fix="export it again"
-            ) from None
+            raise DrafterError(f"{key}: {text}" if key else text, where=where, fix="export it again") from None
 
 
 class DrafterShape(Settings):
@@ -253,9 +240,7 @@ class DrafterShape(Settings):
     num_key_value_heads: int = Field(default=2, gt=0)
     head_dim: int = Field(default=32, gt=0)
     block_size: int = Field(default=8, ge=2, description="B: 1 known token and B-1 drafted ones")
-    target_layer_ids: tuple[int, ...] = Field(
-        default=(), description="taps; empty: the default rule of DFlash"
-    )
+    target_layer_ids: tuple[int, ...] = Field(default=(), description="taps; empty: the default rule of DFlash")
     layer_types: tuple[LayerType, ...] = Field(default=(), description="empty: all full_attention")
     sliding_window: int | None = Field(default=None, gt=0)
     rope_theta: float = Field(default=10_000_000.0, gt=0)
@@ -293,9 +278,7 @@ class DrafterShape(Settings):
             return DrafterConfig.model_validate(values)
         except ValidationError as error:
             text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-            raise DrafterError(
-                text, where="drafter", fix="change the drafter section of the run file"
-            ) from None
+            raise DrafterError(text, where="drafter", fix="change the drafter section of the run file") from None
 
 
 def _refuse_foreign(config: Mapping[str, Any], where: str) -> None:
@@ -308,9 +291,7 @@ def _refuse_foreign(config: Mapping[str, Any], where: str) -> None:
         wrong = f"architectures is {config.get('architectures')}, not ['{ARCHITECTURE}']"
     elif config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
         wrong = "partial_rotary_factor is set, but a DFlash drafter turns the full head"
-    elif (
-        config.get("rope_scaling") or rope.get("rope_type", "default") != "default" or "mrope_section" in rope
-    ):
+    elif config.get("rope_scaling") or rope.get("rope_type", "default") != "default" or "mrope_section" in rope:
         wrong = "rope_scaling or a rope_type other than 'default' is set"
     elif SLIDING in types and not config.get("sliding_window"):
         wrong = "layer_types has sliding_attention but sliding_window is null (rewritten by another program?)"

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from drafthouse.drafter.checkpoint import differences
+from drafthouse.config import differences
 from drafthouse.drafter.config import DrafterConfig
 from drafthouse.drafter.durable import replace_folder, sync
 from drafthouse.drafter.model import DFlashDrafter
@@ -165,9 +165,7 @@ def check_tensors(path: Path, config: DrafterConfig) -> None:
         with safe_open(path, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise DrafterError(
-            "the weights are missing", where=str(path), fix="export the drafter again"
-        ) from None
+        raise DrafterError("the weights are missing", where=str(path), fix="export the drafter again") from None
     except (SafetensorError, OSError) as error:
         raise DrafterError(
             f"the weights are damaged or cut short ({error})", where=str(path), fix="copy the file again"

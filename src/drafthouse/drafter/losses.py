@@ -40,18 +40,14 @@ class LossSettings(Settings):
         le=1.0,
         description="share of the target's distribution (KL); 0: hard labels only",
     )
-    temperature: float = Field(
-        default=1.0, gt=0.0, description="T of the KL term, which is scaled by T squared"
-    )
+    temperature: float = Field(default=1.0, gt=0.0, description="T of the KL term, which is scaled by T squared")
     weights: Literal["uniform", "decay", "dpace", "streak"] = Field(
         default="decay", description="rule of the slot weights"
     )
     gamma: float | None = Field(
         default=None, gt=0.0, description="decay constant in slots; none: 7 for B=16, 4 for B=8"
     )
-    alpha: float = Field(
-        default=0.5, ge=0.0, le=1.0, description="dpace, streak: smoothing of the acceptance estimate"
-    )
+    alpha: float = Field(default=0.5, ge=0.0, le=1.0, description="dpace, streak: smoothing of the acceptance estimate")
     streak_decay: bool = Field(default=False, description="streak: multiply by the fixed decay as well")
     acceptance: Literal["label", "overlap"] = Field(
         default="label",

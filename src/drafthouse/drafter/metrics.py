@@ -40,9 +40,7 @@ class SlotSums:
     @classmethod
     def zeros(cls, slots: int, device: torch.device | str = "cpu") -> SlotSums:
         by_slot = {"labels", "correct", "weight"}
-        return cls(
-            **{f.name: torch.zeros(slots if f.name in by_slot else (), device=device) for f in fields(cls)}
-        )
+        return cls(**{f.name: torch.zeros(slots if f.name in by_slot else (), device=device) for f in fields(cls)})
 
     def __add__(self, other: SlotSums) -> SlotSums:
         return SlotSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -72,9 +70,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, resume_step: int) -> None:
         self.path = path
-        kept = [
-            line for line in _lines(path) if _step(line) is not None and (_step(line) or 0) <= resume_step
-        ]
+        kept = [line for line in _lines(path) if _step(line) is not None and (_step(line) or 0) <= resume_step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         temporary.replace(path)

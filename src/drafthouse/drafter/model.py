@@ -165,9 +165,7 @@ class DFlashDrafter(nn.Module):
         pairs = [layer.self_attn.key_value(c, rotation) for layer in self._layers()]
         return [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in pairs]
 
-    def blocks(
-        self, embeddings: Tensor, anchors: Tensor, kv: list[KeyValue], context_positions: Tensor
-    ) -> Tensor:
+    def blocks(self, embeddings: Tensor, anchors: Tensor, kv: list[KeyValue], context_positions: Tensor) -> Tensor:
         """Denoise blocks in one pass.
 
         Args:
@@ -199,9 +197,7 @@ class DFlashDrafter(nn.Module):
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _biases(
-        self, anchors: Tensor, context_positions: Tensor, block: int, dtype: torch.dtype
-    ) -> dict[str, Bias]:
+    def _biases(self, anchors: Tensor, context_positions: Tensor, block: int, dtype: torch.dtype) -> dict[str, Bias]:
         biases: dict[str, Bias] = {}
         for kind in set(self.config.layer_types):
             window = self.config.sliding_window if kind == SLIDING else None

@@ -14,15 +14,11 @@ class ScheduleSettings(Settings):
     """Warm-up, then cosine, or warm-up, stable, decay (WSD)."""
 
     kind: Literal["cosine", "wsd"] = Field(default="cosine", description="shape after the warm-up")
-    warmup: float = Field(
-        default=0.04, ge=0.0, lt=1.0, description="share of the steps that the rate rises, linearly"
-    )
+    warmup: float = Field(default=0.04, ge=0.0, lt=1.0, description="share of the steps that the rate rises, linearly")
     decay: float = Field(
         default=0.2, gt=0.0, le=1.0, description="wsd: share of the steps, at the end, that the rate falls"
     )
-    final: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="factor that the rate arrives at after the last step"
-    )
+    final: float = Field(default=0.0, ge=0.0, le=1.0, description="factor that the rate arrives at after the last step")
 
 
 def rate_factor(settings: ScheduleSettings, step: int, steps: int) -> float:

@@ -21,10 +21,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from drafthouse.config import Settings
+from drafthouse.config import Settings, differences
 from drafthouse.drafter.anchors import block_tokens, draw_anchors, generator_for
 from drafthouse.drafter.attention import Implementation
-from drafthouse.drafter.checkpoint import Checkpoint, Checkpoints, TrainingState, differences
+from drafthouse.drafter.checkpoint import Checkpoint, Checkpoints, TrainingState
 from drafthouse.drafter.config import DrafterConfig
 from drafthouse.drafter.export import save_drafter
 from drafthouse.drafter.losses import BlockLoss, LossSettings, Teacher, block_loss
@@ -85,9 +85,7 @@ class StatesSource(Protocol):
 class TrainSettings(Settings):
     """How a drafter is trained."""
 
-    steps: int = Field(
-        default=1000, gt=0, description="optimiser steps; schedule and noise run over all of them"
-    )
+    steps: int = Field(default=1000, gt=0, description="optimiser steps; schedule and noise run over all of them")
     rows: int = Field(default=8, gt=0, description="documents in one micro-batch")
     anchors: int = Field(default=24, gt=0, description="blocks drawn from each document")
     accumulate: int = Field(default=1, gt=0, description="micro-batches summed for one step, exactly")
@@ -96,24 +94,16 @@ class TrainSettings(Settings):
     schedule: ScheduleSettings = Field(default_factory=ScheduleSettings)
     loss: LossSettings = Field(default_factory=LossSettings)
     noise: NoiseSettings = Field(default_factory=NoiseSettings)
-    autocast: Literal["off", "bf16"] = Field(
-        default="off", description="bf16 matrix products; weights stay fp32"
-    )
-    attention: Implementation = Field(
-        default="split", description="split: no wasted keys; dense: one masked SDPA"
-    )
-    export_dtype: Literal["bfloat16", "float32"] = Field(
-        default="bfloat16", description="of the exported weights"
-    )
+    autocast: Literal["off", "bf16"] = Field(default="off", description="bf16 matrix products; weights stay fp32")
+    attention: Implementation = Field(default="split", description="split: no wasted keys; dense: one masked SDPA")
+    export_dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="of the exported weights")
     max_seconds: float | None = Field(
         default=None,
         gt=0.0,
         description="stop after this much wall time of this process, wherever the schedule stands",
     )
     log_every: int = Field(default=10, gt=0, description="steps between rows of metrics.jsonl")
-    evaluate_every: int = Field(
-        default=0, ge=0, description="steps between held-out evaluations; 0: only at the end"
-    )
+    evaluate_every: int = Field(default=0, ge=0, description="steps between held-out evaluations; 0: only at the end")
     checkpoint_every: int = Field(default=200, gt=0, description="steps between checkpoints")
     keep_checkpoints: int = Field(default=2, gt=0)
     loss_window: int = Field(default=50, gt=0, description="steps that `loss_mean` averages over")
@@ -219,9 +209,7 @@ class _Run:
             "states": reader.spec.digest(),
         }
         found = self.checkpoints.newest()
-        torch.manual_seed(
-            settings.seed
-        )  # for whatever draws globally; our own draws have their own generators
+        torch.manual_seed(settings.seed)  # for whatever draws globally; our own draws have their own generators
         self.resumed_from = self._restore(found) if found else None
         self.losses = deque(self.state.losses, maxlen=settings.loss_window)
 
@@ -324,9 +312,7 @@ class _Run:
         config, device = model.config, head.device
         mask = batch.loss_mask.to(device)
         ids = batch.input_ids.to(device)
-        anchors = draw_anchors(
-            mask, settings.anchors, generator_for(settings.seed, self.state.position, "anchors")
-        )
+        anchors = draw_anchors(mask, settings.anchors, generator_for(settings.seed, self.state.position, "anchors"))
         taps = batch.hidden_states
         positions = torch.arange(ids.shape[1]).expand(ids.shape)
         positions = positions.masked_fill(positions >= batch.lengths[:, None], -1)

@@ -59,6 +59,11 @@ class RunFolder:
         return cls(path, there)
 
     @classmethod
+    def check(cls, file: Path | None, overrides: Sequence[str]) -> None:
+        """Raise ConfigError for a wrong run file, before anything is removed for it."""
+        load(RunSettings, file or DEMO_RUN_FILE, overrides)
+
+    @classmethod
     def clear(cls, path: Path) -> None:
         """Remove an earlier run in `path`, and nothing that is not a run.
 

@@ -41,9 +41,7 @@ class RunSettings(Settings):
     store: str | None = Field(None, description="object store (file:, s3:); none: `store` in the run folder")
     threads: int = Field(0, ge=0, description="CPU threads of one process; 0 = all of the machine")
     target: TargetSettings = Field(default_factory=TargetSettings)
-    corpus: CorpusSettings = Field(
-        default_factory=CorpusSettings, description="prompts of the drafter's corpus"
-    )
+    corpus: CorpusSettings = Field(default_factory=CorpusSettings, description="prompts of the drafter's corpus")
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     extract: ExtractSettings = Field(default_factory=ExtractSettings)
     workers: int = Field(2, ge=1, description="extraction workers that the demo starts")

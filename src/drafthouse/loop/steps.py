@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from drafthouse.corpus import CorpusReader, CorpusWriter, Manifest, Prompt, build, prompts, tokenizer_sha256
-from drafthouse.corpus.records import TokenSample
+from drafthouse.corpus import CorpusReader, Manifest, Prompt, build, prompts
 from drafthouse.decode import DecodeSettings, Stepper, decode
 from drafthouse.decode.evaluate import Evaluation, answer_text, evaluate_drafter, evaluate_target
 from drafthouse.decode.generate import Generation
 from drafthouse.decode.stats import acceptance
 from drafthouse.drafter import DFlashDrafter, DrafterConfig, TrainResult, load_drafter, train
-from drafthouse.errors import ConfigError, CorpusError
+from drafthouse.errors import ConfigError
+from drafthouse.loop.answers import Answering
 from drafthouse.loop.folder import RunFolder
 from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
 from drafthouse.progress import Progress
@@ -36,9 +36,7 @@ def load_target(run: RunFolder) -> Target:
         torch.set_num_threads(run.settings.threads)
     if settings.from_scratch:
         if not (run.target_path() / "config.json").exists():
-            raise ConfigError(
-                "the target has not been trained yet", where=str(run.target_path()), fix="train it first"
-            )
+            raise ConfigError("the target has not been trained yet", where=str(run.target_path()), fix="train it first")
         return Target.load(run.target_path(), device=settings.device)
     path = embedded_target() if settings.path == EMBEDDED else settings.path
     return Target.load(path, device=settings.device)
@@ -56,53 +54,10 @@ def build_corpus(run: RunFolder, target: Target, progress: Progress) -> Manifest
     return build(run.settings.corpus, target.tokenizer, run.store, CORPUS, "train", progress)
 
 
-def answer_prompts(run: RunFolder, target: Target, progress: Progress) -> Manifest:
-    """Let the target answer the prompts of the corpus itself; its answers become a corpus of their own.
-
-    A drafter is accepted when it foresees what the target says, not what a data set says.
-
-    Raises:
-        CorpusError: an answered corpus of other settings stands under the name already.
-    """
-    settings = run.settings.answers
-    made_from = {
-        "answers": settings.model_dump(mode="json"),
-        "target": target.identity,
-        "corpus": CorpusReader(run.store, CORPUS).manifest.digest,
-    }
-    try:
-        manifest = CorpusReader(run.store, ANSWERS).manifest
-    except CorpusError:
-        manifest = None
-    if manifest is not None:
-        if manifest.settings != made_from:
-            raise CorpusError(
-                "answers of another target, corpus or sampling have this name already",
-                where=ANSWERS,
-                fix="begin a new run",
-            )
-        return manifest
-    asked = [_prompt_of(sample) for sample in CorpusReader(run.store, CORPUS)]
-    plan = DecodeSettings(mode="autoregressive", **settings.model_dump())
-    generations = decode(Stepper(target), None, [prompt for _, prompt in asked], plan, progress=progress)
-    writer = CorpusWriter(
-        run.store, ANSWERS, tokenizer_sha256(target.tokenizer), run.settings.corpus.samples_per_shard
-    )
-    for (sample, prompt), generation in zip(asked, generations, strict=True):
-        answer = np.array(generation.tokens, dtype=np.int32)
-        ids = np.concatenate([prompt, answer])
-        mask = np.zeros(len(ids), dtype=np.uint8)
-        mask[len(prompt) :] = 1
-        writer.add(TokenSample(sample.id, sample.kind, ids, mask))
-    return writer.finish(split="train", settings=made_from)
-
-
-def _prompt_of(sample: TokenSample) -> tuple[TokenSample, np.ndarray]:
-    """The tokens before the last assistant turn."""
-    on = np.flatnonzero(sample.loss_mask)
-    gaps = np.flatnonzero(np.diff(on) > 1)
-    first = on[gaps[-1] + 1] if len(gaps) else on[0]
-    return sample, sample.input_ids[:first]
+def answering(run: RunFolder) -> Answering:
+    """The job that lets the target answer the corpus itself."""
+    settings = DecodeSettings(mode="autoregressive", **run.settings.answers.model_dump())
+    return Answering(run.store, CORPUS, ANSWERS, settings, run.settings.extract.ttl_s)
 
 
 def drafter_config(run: RunFolder, target: Target) -> DrafterConfig:
@@ -185,48 +140,51 @@ def _probe(run: RunFolder, target: Target) -> Callable[[DFlashDrafter, int], dic
     return measure
 
 
-def evaluate(run: RunFolder, target: Target, progress: Progress) -> dict[str, Any]:
-    """Decode the held-out prompts with the target alone and with every trained drafter; keep the result."""
+def evaluate(run: RunFolder, target: Target, name: str, progress: Progress) -> dict[str, Any]:
+    """Decode the held-out prompts with the target alone and with the drafter `name`; keep the result."""
     settings = run.settings.evaluate
     questions = prompts(run.settings.corpus, target.tokenizer)
-    baseline = evaluate_target(target, questions, settings, progress)
-    shown = _shown(questions, settings.samples)
-    result: dict[str, Any] = {
+    alone = evaluate_target(target, questions, settings, progress)
+    evaluation = evaluate_drafter(target, load_trained(run, target, name), questions, alone, settings, progress)
+    result = {
         "prompts": len(questions),
-        "guard": baseline.guard,
+        "guard": alone.guard,
         "autoregressive": {
-            "tokens": sum(len(g.tokens) for g in baseline.generations),
-            "target_passes": sum(g.target_passes for g in baseline.generations),
-            "seconds": round(baseline.seconds, 3),
+            "tokens": sum(sum(g.rounds) for g in alone.generations),
+            "target_passes": sum(g.target_passes for g in alone.generations),
         },
-        "drafters": {},
+        **_summary(evaluation),
         "samples": [
             {
                 "id": questions[i].id,
                 "kind": questions[i].kind,
                 "prompt": answer_text(target, questions[i].input_ids.tolist()),
                 "reference": questions[i].reference,
-                "runs": {},
+                "runs": {
+                    f"{name}/{mode}": _marked(target, generations[i])
+                    for mode, generations in evaluation.generations.items()
+                },
             }
-            for i in shown
+            for i in _shown(questions, settings.samples)
         ],
     }
-    for name in run.settings.train:
-        drafter = load_drafter(
-            run.drafter_path(name) / "drafter",
-            target_identity=target.identity,
-            num_layers=target.num_layers,
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-        )
-        evaluation = evaluate_drafter(target, drafter, questions, baseline, settings, progress)
-        result["drafters"][name] = _summary(evaluation)
-        for sample, index in zip(result["samples"], shown, strict=True):
-            for mode, generations in evaluation.generations.items():
-                sample["runs"][f"{name}/{mode}"] = _marked(target, generations[index])
-    result["wall_clock"] = _wall_clock(run, target, questions)
-    run.write("evaluation", result)
+    run.write(f"evaluation-{name}", result)
     return result
+
+
+def load_trained(run: RunFolder, target: Target, name: str) -> DFlashDrafter:
+    """The exported drafter `name` of the run.
+
+    Raises:
+        DrafterError: it is not there, damaged, or of another target.
+    """
+    return load_drafter(
+        run.drafter_path(name) / "drafter",
+        target_identity=target.identity,
+        num_layers=target.num_layers,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+    )
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:
@@ -259,13 +217,13 @@ def _marked(target: Target, generation: Generation) -> dict[str, Any]:
     return {"tokens": tokens, "rounds": generation.target_passes + 1}
 
 
-def _wall_clock(run: RunFolder, target: Target, questions: list[Prompt]) -> dict[str, Any]:
+def wall_clock(run: RunFolder, target: Target) -> dict[str, Any]:
     """Seconds of the three modes at batch 1 on a few prompts, our drafter, in one process."""
     settings = run.settings.evaluate
+    questions = prompts(run.settings.corpus, target.tokenizer)
     chosen = [questions[i].input_ids for i in _shown(questions, settings.wall_clock_prompts)]
-    config = drafter_config(run, target)
-    drafter = load_drafter(run.drafter_path("ours") / "drafter", target_identity=target.identity)
-    stepper = Stepper(target, config.target_layer_ids)
+    drafter = load_trained(run, target, "ours")
+    stepper = Stepper(target, drafter.config.target_layer_ids)
     modes = {}
     for mode in ("autoregressive", "chain", "tree"):
         plan = settings.decode_settings(mode=mode, budget=settings.budget).model_copy(update={"rows": 1})

@@ -112,9 +112,7 @@ def parallel_samples(
     samples: list[TokenSample] = []
     with TemporaryDirectory() as folder, progress.task("corpus", parts) as task:
         save_tokenizer(tokenizer, Path(folder))
-        pieces = [
-            corpus.model_copy(update={"seed": corpus.seed + part, "samples": share}) for part in range(parts)
-        ]
+        pieces = [corpus.model_copy(update={"seed": corpus.seed + part, "samples": share}) for part in range(parts)]
         with ProcessPoolExecutor(min(parts, os.cpu_count() or 1)) as pool:
             for made in pool.map(partial(_part, Path(folder)), pieces):
                 samples += made
@@ -142,9 +140,7 @@ def _fingerprint(corpus: CorpusSettings) -> str | None:
     return library("train").fingerprint if used else None
 
 
-def _guard(
-    model: Any, tokenizer: PreTrainedTokenizerFast, *, settings: TargetSettings, progress: Progress
-) -> Any:
+def _guard(model: Any, tokenizer: PreTrainedTokenizerFast, *, settings: TargetSettings, progress: Progress) -> Any:
     questions = prompts(settings.corpus, tokenizer)
     baseline = evaluate_target(Target(model, tokenizer), questions, EvaluateSettings(rows=256), progress)
     return {"prompts": len(questions), **baseline.guard}

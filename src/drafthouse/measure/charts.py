@@ -102,16 +102,12 @@ def bars(
                 axes.text(end, top + bar_height / 2, bar.text, ha="right", va="center_baseline")
                 top += bar_height
             if rule is not None:
-                axes.vlines(
-                    rule, top - bar_height * len(group) - 2, top + 2, color=INKS["ink"], linewidth=1.6
-                )
+                axes.vlines(rule, top - bar_height * len(group) - 2, top + 2, color=INKS["ink"], linewidth=1.6)
             top += gap
         return to_svg(figure, name, label)
 
 
-def curves(
-    name: str, label: str, lines: Sequence[Line], *, share: bool = False, floor: float | None = None
-) -> str:
+def curves(name: str, label: str, lines: Sequence[Line], *, share: bool = False, floor: float | None = None) -> str:
     """Lines over the tokens seen; with `share` the upright axis is 0 to 100 %, else it begins at `floor`."""
     with panel() as figure:
         axes = figure.add_subplot()
@@ -161,8 +157,7 @@ def levels(
 def spoken(title: str, unit: str, rows: Iterable[Sequence[str]], columns: Sequence[str]) -> str:
     """The picture in words: its title, its unit and its figures, so that nothing is only to be seen."""
     told = "; ".join(
-        f"{row[0]}: "
-        + ", ".join(f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=False))
+        f"{row[0]}: " + ", ".join(f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=False))
         for row in rows
     )
     return f"{title} ({unit}). {told}."

@@ -120,9 +120,7 @@ def _gpus() -> list[dict[str, Any]]:
         return gpus
     # a container may see the devices without the tool; the driver itself still names them
     texts = [_read(str(path)) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    names = [
-        match[1].strip() for text in texts if (match := re.search(r"^Model:\s*(\S.*)$", text, re.MULTILINE))
-    ]
+    names = [match[1].strip() for text in texts if (match := re.search(r"^Model:\s*(\S.*)$", text, re.MULTILINE))]
     return [{"name": name, "memory_bytes": None, "driver": None} for name in names]
 
 
@@ -168,9 +166,7 @@ def _output(program: str, *arguments: str) -> str:
         return ""
     try:
         # a driver that hangs must not hang a report: it is a line in it, not its purpose
-        result = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=10, check=False
-        )
+        result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return result.stdout if result.returncode == 0 else ""

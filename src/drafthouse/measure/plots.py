@@ -67,9 +67,7 @@ def training_plots(report: Report) -> list[Plot]:
 def acceptance_by_slot(report: Report) -> Plot:
     """P(accept ≥ k): how often at least k drafted tokens of a block are kept."""
     lines = [
-        _slot_line(
-            f"{name}, {mode}", ink, getattr(report.acceptance[name], mode).per_position, mode == "tree"
-        )
+        _slot_line(f"{name}, {mode}", ink, getattr(report.acceptance[name], mode).per_position, mode == "tree")
         for name, ink in inks(report.acceptance).items()
         for mode in MODES
     ]
@@ -119,9 +117,7 @@ def acceptance_by_budget(report: Report) -> Plot | None:
     lines, level, rows, keys = [], [], [], []
     for name, ink in colours.items():
         tree, chain = trees[name], report.acceptance[name].chain.micro
-        found = [
-            (place, tree[str(budget)].micro) for place, budget in enumerate(budgets) if str(budget) in tree
-        ]
+        found = [(place, tree[str(budget)].micro) for place, budget in enumerate(budgets) if str(budget) in tree]
         lines.append(Line(f"{name}, tree", ink, found, dashed=True))
         level.append((chain, ink))
         cells = [units.length(tree[str(budget)].micro) if str(budget) in tree else "–" for budget in budgets]
@@ -182,12 +178,9 @@ def exact_match(report: Report, threshold: float) -> Plot | None:
         return None
     title, unit = "The target's own answers", "share equal to the reference, held-out prompts"
     columns = ("kind", "prompts", "exact")
-    rows = [
-        (kind, units.count(cell.prompts), units.percent(cell.exact_match)) for kind, cell in kinds.items()
-    ]
+    rows = [(kind, units.count(cell.prompts), units.percent(cell.exact_match)) for kind, cell in kinds.items()]
     groups = [
-        (f"{kind} ({prompts} prompts)", [Bar(kinds[kind].exact_match, share, "muted")])
-        for kind, prompts, share in rows
+        (f"{kind} ({prompts} prompts)", [Bar(kinds[kind].exact_match, share, "muted")]) for kind, prompts, share in rows
     ]
     svg = bars("exact-match", spoken(title, unit, rows, columns), groups, rule=threshold, limit=1.0)
     return Plot("exact-match", title, unit, svg, (), columns, tuple(rows))

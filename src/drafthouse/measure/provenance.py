@@ -48,9 +48,7 @@ def recipe_rows(report: Report) -> list[RecipeRow]:
     """Recipes side by side, then what they cost; rows in which the drafters differ are marked."""
     runs = [report.training[name] for name in inks(report.training)]
     names = dict.fromkeys(key for run in runs for key in run.recipe)
-    rows = [
-        _recipe_row(name.replace("_", " "), [_value(run.recipe.get(name)) for run in runs]) for name in names
-    ]
+    rows = [_recipe_row(name.replace("_", " "), [_value(run.recipe.get(name)) for run in runs]) for name in names]
     rows.append(_recipe_row("steps", [units.count(run.steps) for run in runs]))
     rows.append(_recipe_row("tokens seen", [units.count(run.tokens) for run in runs]))
     rows.append(_recipe_row("parameters", [units.count(run.parameters) for run in runs]))
@@ -61,9 +59,7 @@ def corpus_rows(report: Report) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for kind, cell in report.corpus.kinds.items():
         share = units.percent(cell.masked / cell.tokens) if cell.tokens else "–"
-        rows.append(
-            (kind, units.count(cell.samples), units.count(cell.tokens), units.count(cell.masked), share)
-        )
+        rows.append((kind, units.count(cell.samples), units.count(cell.tokens), units.count(cell.masked), share))
     return rows
 
 
@@ -111,9 +107,7 @@ def machine_rows(report: Report) -> list[tuple[str, str]]:
 
 def version_rows(report: Report) -> list[tuple[str, str]]:
     versions = report.machine.get("versions")
-    known = (
-        {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
-    )
+    known = {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
     return sorted((known | report.versions).items())
 
 
@@ -122,9 +116,7 @@ def seed_rows(report: Report) -> list[tuple[str, str]]:
 
 
 def config_text(report: Report) -> str:
-    return yaml.safe_dump(
-        report.config, sort_keys=False, allow_unicode=True, default_flow_style=None, width=90
-    )
+    return yaml.safe_dump(report.config, sort_keys=False, allow_unicode=True, default_flow_style=None, width=90)
 
 
 def layers_text(layer_types: list[str]) -> str:

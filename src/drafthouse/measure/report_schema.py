@@ -77,9 +77,7 @@ class Target(Leaf):
     parameters: Count
     layer_types: list[str] = Field(min_length=1)
     exact_match: Share = Field(description="held-out answers equal to the reference")
-    repeated_4grams: Share = Field(
-        description="4-grams of generated tokens that were seen before in the same answer"
-    )
+    repeated_4grams: Share = Field(description="4-grams of generated tokens that were seen before in the same answer")
     mean_top1_probability: Share
     by_kind: dict[str, TargetKind]
 
@@ -153,8 +151,7 @@ class Acceptance(Leaf):
     @model_validator(mode="after")
     def _falls(self) -> Acceptance:
         if any(
-            later > earlier + 1e-9
-            for earlier, later in zip(self.per_position, self.per_position[1:], strict=False)
+            later > earlier + 1e-9 for earlier, later in zip(self.per_position, self.per_position[1:], strict=False)
         ):
             raise ValueError("per_position rises: P(accept ≥ k) cannot grow with k")
         return self
@@ -307,9 +304,7 @@ def plain(value: Any, path: str) -> None:
             plain(below, f"{path}.{index}")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ReportError(
-                f"'{path}' is {value}, which is no number", where="the report", fix="leave the key out"
-            )
+            raise ReportError(f"'{path}' is {value}, which is no number", where="the report", fix="leave the key out")
     elif isinstance(value, str):
         if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             raise ReportError(f"'{path}' holds half of a character (a lone surrogate)", where="the report")

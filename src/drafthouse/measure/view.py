@@ -116,16 +116,10 @@ def facts(report: Report) -> list[Fact]:
         "Target answers right",
         units.percent(target.exact_match),
         f"of held-out prompts, {units.compact(target.parameters)} parameters",
-        flag=f"under {units.percent(EXACT_MATCH_AT_LEAST)}"
-        if target.exact_match < EXACT_MATCH_AT_LEAST
-        else "",
+        flag=f"under {units.percent(EXACT_MATCH_AT_LEAST)}" if target.exact_match < EXACT_MATCH_AT_LEAST else "",
     )
-    memory = (
-        f", {units.size(report.peak_memory_bytes)} of memory at its peak" if report.peak_memory_bytes else ""
-    )
-    total = Fact(
-        "Whole loop", units.duration(report.seconds.total), f"{len(report.seconds.steps)} steps{memory}"
-    )
+    memory = f", {units.size(report.peak_memory_bytes)} of memory at its peak" if report.peak_memory_bytes else ""
+    total = Fact("Whole loop", units.duration(report.seconds.total), f"{len(report.seconds.steps)} steps{memory}")
     return [identical, committed, right, total]
 
 
@@ -200,8 +194,7 @@ def gauges(report: Report) -> list[Gauge]:
             REPEATED_4GRAMS_UNDER,
             f"wanted: under {units.percent(REPEATED_4GRAMS_UNDER)}",
             target.repeated_4grams >= REPEATED_4GRAMS_UNDER,
-            "Text that runs in circles is easy to guess. Structured answers such as JSON repeat a little "
-            "by nature.",
+            "Text that runs in circles is easy to guess. Structured answers such as JSON repeat a little by nature.",
         ),
         Gauge(
             "Mean top-1 probability",

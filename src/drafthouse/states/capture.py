@@ -98,9 +98,7 @@ class Captured:
         self._check_distinct(slots, where)
         return hidden, last
 
-    def _blame(
-        self, slots: list[tuple[str, Tensor]], where: str, what: str, bad: Callable[[Tensor], Tensor]
-    ) -> None:
+    def _blame(self, slots: list[tuple[str, Tensor]], where: str, what: str, bad: Callable[[Tensor], Tensor]) -> None:
         for name, states in slots:
             wrong = bad(states.abs().amax(dim=-1)).nonzero()
             if len(wrong):
@@ -109,8 +107,7 @@ class Captured:
                     length = len(self._shard[sample].input_ids)
                     if token < length:
                         raise StatesError(
-                            f"the state of {name} {what} at token {token} of sample"
-                            f" '{self._shard[sample].id}'",
+                            f"the state of {name} {what} at token {token} of sample '{self._shard[sample].id}'",
                             where=where,
                             fix="check the target's weights, its kernels and the captured layers",
                         )
@@ -137,7 +134,8 @@ class Captured:
                 if torch.equal(states[here], states[there]):
                     one, other = self._shard[self.samples[first]].id, self._shard[self.samples[row]].id
                     raise StatesError(
-                        f"samples '{one}' and '{other}' differ at token {differ} and have the same state of {name} there",
+                        f"samples '{one}' and '{other}' differ at token {differ} and have the same state of"
+                        f" {name} there",
                         where=where,
                         fix="check that every captured layer runs for every row",
                     )
@@ -218,9 +216,7 @@ class Capture:
     def _room(self, positions: int) -> Tensor:
         needed = positions * self._slots * self._spec.hidden_size
         if self._buffer.numel() < needed:
-            self._buffer = torch.empty(
-                0, dtype=_DTYPE, device=self._target.device
-            )  # give the old one back first
+            self._buffer = torch.empty(0, dtype=_DTYPE, device=self._target.device)  # give the old one back first
             self._buffer = torch.empty(needed, dtype=_DTYPE, device=self._target.device)
         return self._buffer[:needed]
 

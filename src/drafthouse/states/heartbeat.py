@@ -22,9 +22,7 @@ class Heartbeat:
         self._device = device
         self._held: dict[Lease, int] = {}
         self._lost: set[Lease] = set()
-        self._beating = (
-            threading.Lock()
-        )  # held around every beat, so that a dropped lease is never beaten again
+        self._beating = threading.Lock()  # held around every beat, so that a dropped lease is never beaten again
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 

@@ -103,9 +103,7 @@ class StatesReader:
             )
         self._cache = cache
         self._keep = sum(done.size for done in self._shards) <= in_memory_bytes
-        self._counts = np.array(
-            [_samples_of(done, board.objects.url) for done in self._shards], dtype=np.int64
-        )
+        self._counts = np.array([_samples_of(done, board.objects.url) for done in self._shards], dtype=np.int64)
         self._ends = np.cumsum(self._counts)
         self._open: dict[int, Future[OpenShard]] = {}
         self._lock = threading.Lock()
@@ -292,8 +290,7 @@ def _verify(path: Path, done: Done, where: str) -> None:
     found = sha256_of(path)
     if found != done.sha256:
         raise StatesError(
-            f"the shard {done.shard} was changed: its sha256 is {found}, and its done-marker says"
-            f" {done.sha256}",
+            f"the shard {done.shard} was changed: its sha256 is {found}, and its done-marker says {done.sha256}",
             where=where,
             fix="delete its done-marker and extract it again",
         )

@@ -29,9 +29,7 @@ def scratch(parent: str | None) -> Iterator[Path]:
     """
     root = Path(parent or tempfile.gettempdir())
     if not root.is_dir():
-        raise StatesError(
-            "there is no such directory", where=str(root), fix="create it, or set extract.scratch"
-        )
+        raise StatesError("there is no such directory", where=str(root), fix="create it, or set extract.scratch")
     for rest in root.glob(f"{_PREFIX}*"):
         _remove_if_abandoned(rest)
     try:

@@ -13,18 +13,14 @@ class ExtractSettings(Settings):
     """`layer_ids`, `dtype` and `max_tokens` decide what comes out and are part of the run's specification;
     the others only decide how fast, and may change between workers and restarts."""
 
-    layer_ids: tuple[int, ...] = Field(
-        (), description="decoder layers whose outputs are kept, rising; 0 is first"
-    )
+    layer_ids: tuple[int, ...] = Field((), description="decoder layers whose outputs are kept, rising; 0 is first")
     dtype: Literal["bf16"] = Field("bf16", description="element type of the states in the shards")
     max_tokens: int = Field(4096, ge=1, description="longer samples are cut to their first max_tokens tokens")
     rows: int = Field(32, ge=1, description="samples of one batch, at most")
     batch_tokens: int = Field(16384, ge=1, description="rows times padded length of one batch, at most")
     pad_multiple: int = Field(64, ge=1, description="batches are padded to a multiple of this many tokens")
     ttl_s: float = Field(600.0, gt=0, description="seconds of silence after which others take over a shard")
-    writer_bytes: int = Field(
-        2 * 2**30, ge=2**20, description="states in host memory that wait to be written"
-    )
+    writer_bytes: int = Field(2 * 2**30, ge=2**20, description="states in host memory that wait to be written")
     writer_threads: int = Field(2, ge=1, description="threads that write states to the scratch directory")
     shards_in_flight: int = Field(2, ge=1, description="finished shards that may wait for their upload")
     scratch: str | None = Field(None, description="directory for unfinished shards; none: the system's")
@@ -39,7 +35,5 @@ class ExtractSettings(Settings):
         if self.disk_low > self.disk_high:
             raise ValueError(f"disk_low {self.disk_low} must not be above disk_high {self.disk_high}")
         if self.batch_tokens < self.max_tokens:
-            raise ValueError(
-                f"batch_tokens {self.batch_tokens} cannot hold one sample of max_tokens {self.max_tokens}"
-            )
+            raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold one sample of max_tokens {self.max_tokens}")
         return self

@@ -277,13 +277,10 @@ def sha256_of(path: Path) -> str:
 
 def _check_metadata(metadata: dict[str, str], spec: StatesSpec, where: str) -> None:
     if metadata.get("schema") != str(SCHEMA):
-        raise StatesError(
-            f"not a states shard of schema {SCHEMA}", where=where, fix="extract the shard again"
-        )
+        raise StatesError(f"not a states shard of schema {SCHEMA}", where=where, fix="extract the shard again")
     if metadata.get("spec_sha256") != spec.digest():
         raise StatesError(
-            f"the shard belongs to another specification: {metadata.get('spec_sha256')} instead of"
-            f" {spec.digest()}",
+            f"the shard belongs to another specification: {metadata.get('spec_sha256')} instead of {spec.digest()}",
             where=where,
             fix="see who else writes into this run",
         )

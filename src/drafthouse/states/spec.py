@@ -66,9 +66,7 @@ def parse_spec(values: dict[str, Any], where: str) -> StatesSpec:
     """
     version = values.get("schema_version")
     if version != SCHEMA:
-        raise StatesError(
-            f"schema {version} instead of {SCHEMA}", where=where, fix="extract again with this version"
-        )
+        raise StatesError(f"schema {version} instead of {SCHEMA}", where=where, fix="extract again with this version")
     try:
         return StatesSpec.model_validate(values)
     except ValidationError as error:

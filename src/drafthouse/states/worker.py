@@ -130,9 +130,7 @@ class _Pipeline:
     """What happens to captured states: writer threads, then hash, upload and commit, behind the next
     capture."""
 
-    def __init__(
-        self, board: Board, heartbeat: Heartbeat, settings: ExtractSettings, wake: threading.Event
-    ) -> None:
+    def __init__(self, board: Board, heartbeat: Heartbeat, settings: ExtractSettings, wake: threading.Event) -> None:
         self.heartbeat = heartbeat
         self.stop = wake
         self.shards = self.tokens = self.redone = self.lost = 0
@@ -187,9 +185,7 @@ class _Pipeline:
 
         return self._writers.submit(job)
 
-    def finish(
-        self, lease: Lease, file: ShardFile, writes: Sequence[Future[None]], extra: dict[str, Any]
-    ) -> None:
+    def finish(self, lease: Lease, file: ShardFile, writes: Sequence[Future[None]], extra: dict[str, Any]) -> None:
         """Queue hash, upload and commit of a captured shard; blocks while too many wait."""
         begin = time.monotonic()
         self._slots.acquire()
@@ -227,9 +223,7 @@ class _Pipeline:
         self._finisher.shutdown(wait=True)
         self.check()
 
-    def _commit(
-        self, lease: Lease, file: ShardFile, writes: Sequence[Future[None]], extra: dict[str, Any]
-    ) -> None:
+    def _commit(self, lease: Lease, file: ShardFile, writes: Sequence[Future[None]], extra: dict[str, Any]) -> None:
         for write in writes:
             write.result()
         sha256 = file.finish()
@@ -301,9 +295,7 @@ class _Loop:
         pipeline.heartbeat.hold(lease)
         corpus_samples = self._corpus.shard(lease.shard)
         samples = cut(corpus_samples, self._spec.max_tokens, lease.shard)
-        shortened = sum(
-            len(a.input_ids) < len(b.input_ids) for a, b in zip(samples, corpus_samples, strict=True)
-        )
+        shortened = sum(len(a.input_ids) < len(b.input_ids) for a, b in zip(samples, corpus_samples, strict=True))
         file = ShardFile(self._folder / f"{lease.shard}.{lease.epoch}", self._spec, samples)
         writes: list[Future[None]] = []
         handed_over = False
@@ -355,8 +347,7 @@ class _Loop:
             folder, fraction = found
             if time.monotonic() - begin >= self._settings.disk_wait_s:
                 raise StoreError(
-                    f"the disk is {fraction:.0%} full, and no shard is claimed from"
-                    f" {self._settings.disk_high:.0%} on",
+                    f"the disk is {fraction:.0%} full, and no shard is claimed from {self._settings.disk_high:.0%} on",
                     where=str(folder),
                     fix="free space there, or set extract.scratch to a larger disk",
                 )

@@ -77,9 +77,7 @@ def parse(url: str) -> tuple[Backend, str]:
         environment.
     """
     if not url:
-        raise StoreError(
-            "the store's URL is empty", fix="give a directory, file://, memory:// or s3://bucket/prefix"
-        )
+        raise StoreError("the store's URL is empty", fix="give a directory, file://, memory:// or s3://bucket/prefix")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", url)
     if scheme is None:
         return _file(url)
@@ -115,9 +113,7 @@ def _file(path: str) -> tuple[Backend, str]:
         raise StoreError("the store's directory is empty", fix="write file:///absolute or file:relative")
     root = Path(path).expanduser().absolute()
     if root.exists() and not root.is_dir():
-        raise StoreError(
-            "a store is a directory, and this is a file", where=str(root), fix="give its directory"
-        )
+        raise StoreError("a store is a directory, and this is a file", where=str(root), fix="give its directory")
     return Backend("file", f"file://{root}", root, None, None), ""
 
 
@@ -149,9 +145,7 @@ def _s3(url: str) -> tuple[Backend, str]:
         )
     if not parts.netloc:
         raise StoreError("the bucket is missing", where=url, fix="write s3://bucket/prefix")
-    endpoint = (
-        options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    )
+    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint is not None:
         _check_endpoint(endpoint, bucket)
     if not any(os.environ.get(name) for name in _CREDENTIALS):

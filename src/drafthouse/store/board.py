@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from drafthouse.config import differences
 from drafthouse.errors import StatesError, StoreError
 from drafthouse.store.keys import check_key, segment_of
 from drafthouse.store.objects import ObjectInfo, Store
@@ -86,9 +87,7 @@ class Board:
 
     def __init__(self, store: Store, run: str, *, ttl_s: float = 600.0) -> None:
         if ttl_s <= 0:
-            raise StoreError(
-                f"a lease of {ttl_s} seconds is no lease", where=run, fix="set a time to live above 0"
-            )
+            raise StoreError(f"a lease of {ttl_s} seconds is no lease", where=run, fix="set a time to live above 0")
         if "/" in run:
             raise StoreError(f"the run's name '{run}' holds a '/'", fix="use one word")
         self.run = run
@@ -107,7 +106,7 @@ class Board:
         if self.objects.create(_SPEC, json.dumps(mine, sort_keys=True, indent=1).encode()):
             return
         theirs = _parse(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
-        changes = _differences(theirs, mine)
+        changes = differences(theirs, mine)
         if changes:
             raise StatesError(
                 f"the run '{self.run}' was started with another specification: {'; '.join(changes)}",
@@ -152,8 +151,7 @@ class Board:
         """True when going on is pointless: the shard is done, or somebody has taken it over."""
         following = Lease(lease.shard, lease.epoch + 1, "", "")
         return (
-            self.objects.head(f"done/{lease.shard}") is not None
-            or self.objects.head(_lease_key(following)) is not None
+            self.objects.head(f"done/{lease.shard}") is not None or self.objects.head(_lease_key(following)) is not None
         )
 
     def data_key(self, lease: Lease) -> str:
@@ -215,9 +213,7 @@ class Board:
         try:
             marker = Done(**_parse(body, where))
         except TypeError:
-            raise StoreError(
-                "this is not a done-marker", where=where, fix="see who else writes there"
-            ) from None
+            raise StoreError("this is not a done-marker", where=where, fix="see who else writes there") from None
         with self._lock:
             self._done[shard] = marker
         return marker
@@ -256,9 +252,7 @@ class Board:
             if winner is not None and winner.key != key:
                 self.objects.delete(key)
                 removed.append(key)
-        return removed + [
-            f"data/{name}" for name in self.objects.sweep("data", older_than_s=max(self.ttl_s, 60.0))
-        ]
+        return removed + [f"data/{name}" for name in self.objects.sweep("data", older_than_s=max(self.ttl_s, 60.0))]
 
     def _look(self, shards: Sequence[str]) -> dict[str, ShardState]:
         """States without the workers' names: three listings, whatever the number of shards."""
@@ -279,9 +273,7 @@ class Board:
         wanted = set(shards)
         # The clock is read first: whatever is written meanwhile looks younger, never older.
         now = self.objects.server_time()
-        beats = {
-            (shard, epoch): info for info in self.objects.list("hb") for shard, epoch in [_split(info.key)]
-        }
+        beats = {(shard, epoch): info for info in self.objects.list("hb") for shard, epoch in [_split(info.key)]}
         leases = []
         for info in self.objects.list("lease"):
             shard, epoch = _split(info.key)
@@ -338,19 +330,3 @@ def _parse(body: bytes, where: str) -> dict[str, Any]:
             "this object is not the JSON that was written there", where=where, fix="see who else writes there"
         )
     return value
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Each differing leaf as ``a.b: old → new``."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for name in sorted({*old, *new}):
-            below = f"{path}.{name}" if path else name
-            found += _differences(old.get(name, "(absent)"), new.get(name, "(absent)"), below)
-        return found
-    return [] if old == new else [f"{path}: {_short(old)} → {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -28,9 +28,7 @@ def check_key(key: str) -> str:
                 fix="use up to 200 letters, digits and ._=+@,:~- between slashes",
             )
     if len(key) > _LONGEST:
-        raise StoreError(
-            f"the key '{key[:60]}…' is {len(key)} characters long", fix=f"use at most {_LONGEST}"
-        )
+        raise StoreError(f"the key '{key[:60]}…' is {len(key)} characters long", fix=f"use at most {_LONGEST}")
     return key
 
 

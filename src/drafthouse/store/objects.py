@@ -207,9 +207,7 @@ class Store:
         info = self.head(key)
         if info is None or info.size != size:
             stored = "nothing" if info is None else f"{info.size} bytes"
-            raise StoreError(
-                f"{size} bytes were sent and {stored} arrived", where=self._where(key), fix="try again"
-            )
+            raise StoreError(f"{size} bytes were sent and {stored} arrived", where=self._where(key), fix="try again")
         return info
 
     def download(self, key: str, path: Path) -> None:
@@ -300,9 +298,7 @@ class Store:
                     raise FileNotFoundError
                 data = memoryview(obstore.get_range(client, full, start=start, end=end))
             if len(data) != end - start:
-                raise StoreError(
-                    f"the object ended {end - start - len(data)} bytes early", where=self._where(key)
-                )
+                raise StoreError(f"the object ended {end - start - len(data)} bytes early", where=self._where(key))
             write_at(descriptor, data, start)
 
         # Ranges instead of one stream: each has its own time-out and retries, and memory stays bounded.

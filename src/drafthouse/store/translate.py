@@ -32,18 +32,14 @@ def explain(error: Exception, where: str) -> StoreError:
     code = _XML_CODE.search(text)
     status = _STATUS.search(text)
     if any(mark in text for mark in _FULL):
-        return StoreError(
-            "the disk is full", where=where, fix="free space there and start again: done shards are kept"
-        )
+        return StoreError("the disk is full", where=where, fix="free space there and start again: done shards are kept")
     if code and code[1] == "NoSuchBucket":
         return StoreError("there is no such bucket", where=where, fix="create it, or correct the s3:// URL")
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or (
         status and status[1] in {"401", "403"}
     ):
         if "os error" in text:
-            return StoreError(
-                "permission denied", where=where, fix="make it readable and writable for this user"
-            )
+            return StoreError("permission denied", where=where, fix="make it readable and writable for this user")
         reason = f" ({code[1]})" if code else ""
         return StoreError(
             f"the server refused the credentials{reason}",
@@ -56,9 +52,7 @@ def explain(error: Exception, where: str) -> StoreError:
         return ObjectMissingError("there is no such object", where=where)
     if status:
         reason = code[1] if code else "no reason given"
-        return StoreError(
-            f"the server answered {status[1]} ({reason})", where=where, fix="see the server's log"
-        )
+        return StoreError(f"the server answered {status[1]} ({reason})", where=where, fix="see the server's log")
     if "HTTP error" in text:
         return StoreError(
             "the server cannot be reached",

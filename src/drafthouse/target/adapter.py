@@ -77,14 +77,10 @@ class Target:
         except (FileNotFoundError, NotADirectoryError):
             raise TargetError("no config.json here", where=where, fix="give a model folder") from None
         except (json.JSONDecodeError, KeyError, IndexError, TypeError, UnicodeDecodeError):
-            raise TargetError(
-                "config.json names no architecture", where=where, fix="fetch it again"
-            ) from None
+            raise TargetError("config.json names no architecture", where=where, fix="fetch it again") from None
         if architecture not in DECODER_PATH:
             known = ", ".join(DECODER_PATH)
-            raise TargetError(
-                f"architecture {architecture} is not supported", where=where, fix=f"use {known}"
-            )
+            raise TargetError(f"architecture {architecture} is not supported", where=where, fix=f"use {known}")
         try:
             model, report = getattr(transformers, architecture).from_pretrained(
                 folder, dtype=dtype, output_loading_info=True
@@ -92,9 +88,7 @@ class Target:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            raise TargetError(
-                f"cannot be loaded ({reason})", where=where, fix="fetch the files again"
-            ) from error
+            raise TargetError(f"cannot be loaded ({reason})", where=where, fix="fetch the files again") from error
         if report["missing_keys"]:
             missing = sorted(report["missing_keys"])
             raise TargetError(
@@ -102,6 +96,9 @@ class Target:
                 where=where,
                 fix="fetch the weights again",
             )
+        # Without its files transformers makes a tokenizer that knows its special tokens and nothing else.
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise TargetError("no tokenizer files here", where=where, fix="fetch tokenizer.json")
         return cls(model.to(device), tokenizer, identity=identity_of(folder))
 
     @property
@@ -181,8 +178,8 @@ class Target:
     ) -> Tensor:
         """Run the decoder and keep the outputs of some layers and, last, of the final one before its norm.
 
-        Rows are padded on the right, which a causal model never looks at: no attention mask is needed, and the
-        states of the valid positions do not depend on the padding (checked in tests, difference 0.0).
+        Rows are padded on the right, which a causal model never looks at: no attention mask is needed, and
+        what the padding holds does not change the states of valid positions (in tests, by exactly 0.0).
 
         Args:
             input_ids: token ids `[rows, seq]`, int64, right-padded.

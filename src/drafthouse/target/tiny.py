@@ -94,9 +94,7 @@ class TinyTraining(Settings):
     muon_lr: float = Field(0.005, gt=0, description="hidden matrices (Muon)")
     adam_lr: float = Field(0.004, gt=0, description="embeddings, head, norms, convolutions (AdamW)")
     warmup_steps: int = Field(100, ge=0)
-    decay_fraction: float = Field(
-        0.3, ge=0, le=1, description="share of the steps in which the rate falls to 0"
-    )
+    decay_fraction: float = Field(0.3, ge=0, le=1, description="share of the steps in which the rate falls to 0")
     clip_norm: float = Field(1.0, gt=0)
     other_token_weight: float = Field(0.1, ge=0, description="loss weight of tokens outside assistant turns")
     autocast: Literal["off", "bfloat16"] = Field("off", description="bfloat16 pays on a GPU or an AMX CPU")
@@ -178,7 +176,8 @@ def weighted_loss(
     count = on.sum().clamp_min(1)
     right = (logits[:, :-1].argmax(-1) == labels) * on
     return (
-        (losses * weights).sum() / weights.sum(),
+        # Weights may all be zero: no assistant token in the batch, and the others do not count.
+        (losses * weights).sum() / weights.sum().clamp_min(1e-6),
         ((losses * on).sum() / count).detach(),
         (right.sum() / count).detach(),
     )
@@ -313,22 +312,19 @@ def _step_loss(
 
 
 @torch.no_grad()
-def _held_out(
-    model: nn.Module, samples: Sequence[Sample], pad_id: int, device: str | torch.device
-) -> dict[str, float]:
+def _held_out(model: nn.Module, samples: Sequence[Sample], pad_id: int, device: str | torch.device) -> dict[str, float]:
     model.eval()
     losses, rights, counts = 0.0, 0.0, 0.0
     for start in range(0, len(samples), 32):
         ids, mask = (x.to(device) for x in collate(samples[start : start + 32], pad_id))
-        _, loss, accuracy = weighted_loss(
-            model(input_ids=ids, use_cache=False).logits, ids, mask, pad_id, 0.0
-        )
+        _, loss, accuracy = weighted_loss(model(input_ids=ids, use_cache=False).logits, ids, mask, pad_id, 0.0)
         count = float(mask[:, 1:].sum())
         losses, rights, counts = (
             losses + float(loss) * count,
             rights + float(accuracy) * count,
             counts + count,
         )
+    counts = max(counts, 1.0)
     return {"assistant_loss": round(losses / counts, 5), "assistant_accuracy": round(rights / counts, 5)}
 
 

@@ -127,9 +127,7 @@ def test_a_changed_source_file_is_another_corpus(
     assert second.report["malformed"][str(path)]["examples"]["not_json"][0]["line"] == 1
 
 
-def test_the_standard_library_leaves_its_fingerprint(
-    tokenizer: PreTrainedTokenizerFast, store: Store
-) -> None:
+def test_the_standard_library_leaves_its_fingerprint(tokenizer: PreTrainedTokenizerFast, store: Store) -> None:
     settings = CorpusSettings(sources=(StdlibSource(kind="code"),), samples=20)
     manifest = build(settings, tokenizer, store, "c")
     assert len(manifest.sources["python_stdlib:code"]) == 64

@@ -41,10 +41,7 @@ def said(record: Conversation) -> str:
 def content_words(record: Conversation) -> set[str]:
     texts = [message.content for message in record.messages]
     texts += [
-        str(value)
-        for message in record.messages
-        for call in message.tool_calls
-        for value in call.arguments.values()
+        str(value) for message in record.messages for call in message.tool_calls for value in call.arguments.values()
     ]
     return set(re.findall(r"[a-z]+", " ".join(texts).lower())) - RESERVED
 
@@ -176,9 +173,7 @@ def test_a_repetition_is_made_of_the_given_words() -> None:
         elif "commas" in ask:
             assert answer.split(", ") == words
         elif "Number" in ask or "numbered" in ask:
-            assert [line.split(". ") for line in answer.split("\n")] == [
-                [str(n), w] for n, w in enumerate(words, 1)
-            ]
+            assert [line.split(". ") for line in answer.split("\n")] == [[str(n), w] for n, w in enumerate(words, 1)]
         elif "line" in ask and "next" not in ask:
             assert answer.split("\n") == words
         elif "quotes" in ask or "Quote" in ask:

@@ -73,19 +73,13 @@ class TestSettings:
         count=st.integers(0, 50),
         rest=st.integers(1, 997),
     )
-    def test_quotas_add_up_and_are_never_off_by_one(
-        self, weights: list[float], count: int, rest: int
-    ) -> None:
+    def test_quotas_add_up_and_are_never_off_by_one(self, weights: list[float], count: int, rest: int) -> None:
         weighted = tuple(GrammarSource(kind="lookup", weight=weight) for weight in weights)
-        settings = CorpusSettings(
-            sources=(GrammarSource(kind="repeat", count=count), *weighted), samples=count + rest
-        )
+        settings = CorpusSettings(sources=(GrammarSource(kind="repeat", count=count), *weighted), samples=count + rest)
         fixed, *shares = settings.quotas()
         assert fixed == count
         assert sum(shares) == rest
-        assert all(
-            abs(got - rest * want / sum(weights)) < 1 for got, want in zip(shares, weights, strict=True)
-        )
+        assert all(abs(got - rest * want / sum(weights)) < 1 for got, want in zip(shares, weights, strict=True))
 
     @pytest.mark.parametrize(
         ("values", "sentence"),
@@ -111,9 +105,7 @@ class TestSettings:
             validate(CorpusSettings, values, "run.yml")
 
     def test_survive_a_round_trip(self, tmp_path: Path) -> None:
-        settings = CorpusSettings(
-            sources=(*GRAMMAR, StdlibSource(kind="docs"), JsonlSource(path=tmp_path / "x"))
-        )
+        settings = CorpusSettings(sources=(*GRAMMAR, StdlibSource(kind="docs"), JsonlSource(path=tmp_path / "x")))
         assert CorpusSettings.model_validate(settings.model_dump(mode="json")) == settings
 
 
@@ -183,9 +175,7 @@ class TestSamples:
 
 
 class TestPrompts:
-    def test_every_source_gives_its_share_and_no_question_twice(
-        self, tokenizer: PreTrainedTokenizerFast
-    ) -> None:
+    def test_every_source_gives_its_share_and_no_question_twice(self, tokenizer: PreTrainedTokenizerFast) -> None:
         settings = CorpusSettings(sources=(*GRAMMAR, StdlibSource(kind="code")), samples=10, heldout=12)
         made = prompts(settings, tokenizer)
         assert Counter(prompt.kind for prompt in made) == dict.fromkeys(
@@ -199,9 +189,7 @@ class TestPrompts:
             assert "<|im_end|>" not in prompt.reference
         assert [prompt.id for prompt in made] == [prompt.id for prompt in prompts(settings, tokenizer)]
 
-    def test_heldout_prompts_are_not_among_the_training_prompts(
-        self, tokenizer: PreTrainedTokenizerFast
-    ) -> None:
+    def test_heldout_prompts_are_not_among_the_training_prompts(self, tokenizer: PreTrainedTokenizerFast) -> None:
         settings = CorpusSettings(sources=(*GRAMMAR, StdlibSource(kind="docs")), heldout=30)
         train = {prompt.input_ids.tobytes() for prompt in prompts(settings, tokenizer, "train")}
         heldout = {prompt.input_ids.tobytes() for prompt in prompts(settings, tokenizer)}

@@ -212,9 +212,7 @@ def test_more_kinds_than_a_byte_holds() -> None:
         writer.add(TokenSample("s", "one more", IDS, MASK))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"short", b"\xff" * 64, pack(make(3), "t")[:-1], pack(make(3), "t")[:40]]
-)
+@pytest.mark.parametrize("data", [b"", b"short", b"\xff" * 64, pack(make(3), "t")[:-1], pack(make(3), "t")[:40]])
 def test_bytes_that_are_no_shard(data: bytes) -> None:
     with pytest.raises(CorpusError, match="x: not a corpus shard of schema 1"):
         unpack(data, "x")

@@ -17,9 +17,7 @@ def test_files_of_the_two_splits_are_disjoint_and_tests_are_left_out() -> None:
     assert len(train) > 4 * len(heldout) > 0
     assert not set(train) & set(heldout)
     assert not [
-        name
-        for name in train + heldout
-        if re.search(r"(^|/)(tests?|idlelib|encodings|lib2to3|site-packages)/", name)
+        name for name in train + heldout if re.search(r"(^|/)(tests?|idlelib|encodings|lib2to3|site-packages)/", name)
     ]
 
 

@@ -101,8 +101,7 @@ class TestOwnTemplate:
 
     def test_thinking_before_the_last_question_is_stripped(self, chat: ChatTemplate) -> None:
         assert masked_text(chat, talk(THREE_QUESTIONS)) == (
-            "Answer one.<|im_end|>Answer two.<|im_end|>"
-            "<think>\nlast thought\n</think>\n\nAnswer\n\nthree.<|im_end|>"
+            "Answer one.<|im_end|>Answer two.<|im_end|><think>\nlast thought\n</think>\n\nAnswer\n\nthree.<|im_end|>"
         )
 
     def test_thinking_inside_the_content_is_read_as_reasoning(self, chat: ChatTemplate) -> None:
@@ -209,9 +208,7 @@ class TestOwnTemplate:
 
 
 class TestOtherTemplates:
-    def test_an_empty_thinking_block_of_the_last_answer_counts_as_answer(
-        self, with_template: MakeChat
-    ) -> None:
+    def test_an_empty_thinking_block_of_the_last_answer_counts_as_answer(self, with_template: MakeChat) -> None:
         turns = [*THREE_QUESTIONS[:5], Message(role="assistant", content="Plain.")]
         assert masked_text(with_template(THINKING), talk(turns)) == (
             "Answer one.<|im_end|>Answer two.<|im_end|><think>\n\n</think>\n\nPlain.<|im_end|>"
@@ -244,9 +241,7 @@ class TestOtherTemplates:
         turns[1] = Message(role="assistant", content=forging)
         assert chat.render(talk(turns)).answers() == [forging, "Answer two.", "Answer\n\nthree."]
 
-    def test_a_template_that_refuses_the_probe_is_framed_by_its_prefixes(
-        self, with_template: MakeChat
-    ) -> None:
+    def test_a_template_that_refuses_the_probe_is_framed_by_its_prefixes(self, with_template: MakeChat) -> None:
         chat = with_template(STRICT_TOOLS)
         turns = [message for message in WITH_TOOL if message.role != "system"]
         assert chat.render(talk(turns)).answers() == [
@@ -340,9 +335,7 @@ class TestPrompt:
         assert answer == reference
 
     @pytest.mark.parametrize("enabled", [True, False])
-    def test_scaffold_without_thinking(
-        self, chat: ChatTemplate, with_template: MakeChat, enabled: bool
-    ) -> None:
+    def test_scaffold_without_thinking(self, chat: ChatTemplate, with_template: MakeChat, enabled: bool) -> None:
         own = with_template(chat.tokenizer.chat_template, enable_thinking=enabled)
         turns = [Message(role="user", content="a"), Message(role="assistant", content="Plain.")]
         text, reference = self.prompt(own, talk(turns))

@@ -46,9 +46,7 @@ def test_markup_survives_decoding_and_control_tokens_do_not(tokenizer: PreTraine
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>b</think><tool_call>c"
 
 
-@pytest.mark.parametrize(
-    "text", ["", " a  b\n\n\n c\t", "é\u0301 日本 👩‍👩‍👧\x00", "it's 'S 1234 don't", "\r\n \n"]
-)
+@pytest.mark.parametrize("text", ["", " a  b\n\n\n c\t", "é\u0301 日本 👩‍👩‍👧\x00", "it's 'S 1234 don't", "\r\n \n"])
 def test_any_text_comes_back(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 

@@ -98,9 +98,7 @@ class Source:
         lengths = torch.randint(length // 2, length + 1, (rows,), generator=generator)
         inside = torch.arange(length) < lengths[:, None]
         mask = inside & (torch.arange(length) >= self.prompt)
-        taps = (
-            torch.einsum("rsh,khg->rskg", self.head.embed(ids[:, :-1]), self.maps) * inside[..., None, None]
-        )
+        taps = torch.einsum("rsh,khg->rskg", self.head.embed(ids[:, :-1]), self.maps) * inside[..., None, None]
         last = 4 * self.head.output[ids[:, 1:]] * inside[..., None]
         return Batch(ids[:, :-1] * inside, mask.to(torch.uint8), lengths, taps, last)
 

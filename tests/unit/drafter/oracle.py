@@ -11,9 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 from drafthouse.drafter.config import SLIDING, DrafterConfig
 
 
-def visible(
-    query: int, key: int, *, key_is_context: bool, anchor: int, sliding: bool, window: int | None
-) -> bool:
+def visible(query: int, key: int, *, key_is_context: bool, anchor: int, sliding: bool, window: int | None) -> bool:
     """The mask rule for absolute positions; own-block keys are given with key_is_context False."""
     if sliding:
         assert window is not None
@@ -55,9 +53,7 @@ def forward(
         layer = f"layers.{n}."
         attn = layer + "self_attn."
         y = norm(layer + "input_layernorm.weight", x)
-        q = turned(
-            norm(attn + "q_norm.weight", (y @ weights[attn + "q_proj.weight"].T).view(-1, heads, d)), at
-        )
+        q = turned(norm(attn + "q_norm.weight", (y @ weights[attn + "q_proj.weight"].T).view(-1, heads, d)), at)
         source = torch.cat([c, y])
         where = [max(p, 0) for p in positions] + at
         k = norm(attn + "k_norm.weight", (source @ weights[attn + "k_proj.weight"].T).view(-1, kv_heads, d))
@@ -83,8 +79,6 @@ def forward(
                 out[i, head] = scores.softmax(0) @ v[seen, group]
         x = x + out.flatten(1) @ weights[attn + "o_proj.weight"].T
         y = norm(layer + "post_attention_layernorm.weight", x)
-        up = silu(y @ weights[layer + "mlp.gate_proj.weight"].T) * (
-            y @ weights[layer + "mlp.up_proj.weight"].T
-        )
+        up = silu(y @ weights[layer + "mlp.gate_proj.weight"].T) * (y @ weights[layer + "mlp.up_proj.weight"].T)
         x = x + up @ weights[layer + "mlp.down_proj.weight"].T
     return norm("norm.weight", x)

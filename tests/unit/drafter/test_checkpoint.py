@@ -16,7 +16,6 @@ from drafthouse.drafter.checkpoint import (
     WEIGHTS,
     Checkpoints,
     TrainingState,
-    differences,
     verify,
 )
 from drafthouse.errors import DrafterError
@@ -125,10 +124,3 @@ def test_a_full_disk_keeps_the_older_ones(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DrafterError, match=r"No space left on device.*make room"):
         save(checkpoints, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-
-
-def test_differences_name_each_leaf() -> None:
-    old = {"train": {"lr": 0.1, "steps": 5}, "states": "a"}
-    new = {"train": {"lr": 0.2, "steps": 5}, "states": "a", "extra": 1}
-    assert differences(old, new) == ["extra: None → 1", "train.lr: 0.1 → 0.2"]
-    assert differences(old, old) == []

@@ -46,9 +46,7 @@ PUBLISHED: dict[str, Any] = {
         (10, 1, (5,)),
     ],
 )
-def test_default_taps_are_those_of_the_published_drafters(
-    layers: int, count: int, ids: tuple[int, ...]
-) -> None:
+def test_default_taps_are_those_of_the_published_drafters(layers: int, count: int, ids: tuple[int, ...]) -> None:
     assert default_target_layer_ids(layers, count) == ids
     config = tiny_config(num_target_layers=layers, num_hidden_layers=count, target_layer_ids=())
     assert config.target_layer_ids == ids
@@ -77,9 +75,7 @@ def test_impossible_configs_are_refused(changes: dict[str, Any], words: str) -> 
 
 
 def test_written_layout_says_everything_that_readers_guess() -> None:
-    config = tiny_config(
-        layer_types=(SLIDING, FULL), sliding_window=8, target_identity="ab" * 32, eos_token_id=3
-    )
+    config = tiny_config(layer_types=(SLIDING, FULL), sliding_window=8, target_identity="ab" * 32, eos_token_id=3)
     written = config.to_hf_dict()
     assert written["architectures"] == ["DFlashDraftModel"]
     assert written["model_type"] == "qwen3"

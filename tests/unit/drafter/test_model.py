@@ -95,14 +95,10 @@ def test_equals_the_plain_oracle(implementation: Implementation, kinds: tuple[st
     block=st.integers(1, 6),
     window=st.one_of(st.none(), st.integers(1, 9)),
 )
-def test_masks_follow_the_rule_for_every_pair(
-    anchor: int, length: int, block: int, window: int | None
-) -> None:
+def test_masks_follow_the_rule_for_every_pair(anchor: int, length: int, block: int, window: int | None) -> None:
     """Both forms of the mask, pair by pair."""
     positions = [t if t % 5 != 4 else -1 for t in range(length)]
-    mask = block_mask(
-        torch.tensor([[anchor, 3]]), torch.tensor([positions], dtype=torch.int64), block, window
-    )
+    mask = block_mask(torch.tensor([[anchor, 3]]), torch.tensor([positions], dtype=torch.int64), block, window)
     context = mask.context.expand(1, 2, block, length)
     dense = mask.dense()[0, 0]
     for j in range(block):
@@ -123,9 +119,7 @@ def test_masks_follow_the_rule_for_every_pair(
             assert bool(context[0, 0, j, t]) is expected
             assert bool(row[t]) is expected
         for i in range(block):
-            expected = oracle.visible(
-                j, i, key_is_context=False, anchor=0, sliding=window is not None, window=window
-            )
+            expected = oracle.visible(j, i, key_is_context=False, anchor=0, sliding=window is not None, window=window)
             assert bool(mask.own[j, i]) is expected
             assert bool(row[length + i]) is expected
             assert not row[length + block + i]  # the other block
@@ -219,9 +213,7 @@ def test_cached_decoding_equals_the_training_pass() -> None:
             done = 0
             for block, anchor in enumerate(anchors[row].tolist()):
                 new = slice(done, anchor)
-                grown = model.context_kv(
-                    model.context(taps[row : row + 1, new]), positions[row : row + 1, new]
-                )
+                grown = model.context_kv(model.context(taps[row : row + 1, new]), positions[row : row + 1, new])
                 if cache is None:
                     cache = grown
                 else:
@@ -285,9 +277,7 @@ def test_autocast_stays_close_and_trains() -> None:
         hidden = model(*args)
         (hidden * torch.randn_like(hidden)).sum().backward()
     assert (hidden.float() - plain).abs().mean() < 0.1 * plain.abs().mean()
-    assert all(
-        torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters() if p.grad is not None
-    )
+    assert all(torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters() if p.grad is not None)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 

@@ -69,9 +69,7 @@ def test_one_sample_is_learned_in_every_slot(tmp_path: Path, recipe: str) -> Non
         source,
         head,
         config,
-        settings(
-            steps=70, anchors=30, loss=loss, optimizer={"kind": "muon", "lr": 1e-2}, checkpoint_every=500
-        ),
+        settings(steps=70, anchors=30, loss=loss, optimizer={"kind": "muon", "lr": 1e-2}, checkpoint_every=500),
         tmp_path,
     )
     batch = source.batch(1, 0, 0)
@@ -216,9 +214,7 @@ def test_an_evaluation_that_was_missed_is_made_up(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(source, head, config, settings(), tmp_path, evaluate=broken)
     for _ in range(2):
-        result = train(
-            source, head, config, settings(), tmp_path, evaluate=lambda model, step: {"x": float("nan")}
-        )
+        result = train(source, head, config, settings(), tmp_path, evaluate=lambda model, step: {"x": float("nan")})
         assert result.resumed_from == 6
         assert result.evaluations == [{"step": 6, "x": None}]
 
@@ -278,9 +274,7 @@ def test_killed_and_resumed_equals_undisturbed_to_the_bit(tmp_path: Path) -> Non
     assert [row["step"] for row in rows[1]] == list(range(1, steps + 1))
     clock = {"seconds", "tokens_per_s"}
     for one, other in zip(*rows, strict=True):
-        assert {k: v for k, v in one.items() if k not in clock} == {
-            k: v for k, v in other.items() if k not in clock
-        }
+        assert {k: v for k, v in one.items() if k not in clock} == {k: v for k, v in other.items() if k not in clock}
 
 
 def test_resuming_under_other_settings_is_refused(tmp_path: Path) -> None:
@@ -288,9 +282,7 @@ def test_resuming_under_other_settings_is_refused(tmp_path: Path) -> None:
     train(source, head, config, settings(), tmp_path)
     before = sorted(tmp_path.rglob("*"))
     changed = settings(optimizer={"lr": 1e-5}, loss={"soft_weight": 0.5})
-    with pytest.raises(
-        DrafterError, match=r"train.loss.soft_weight: 0.0 → 0.5; train.optimizer.lr: 0.0006 → 1e-05"
-    ):
+    with pytest.raises(DrafterError, match=r"train.loss.soft_weight: 0.0 → 0.5; train.optimizer.lr: 0.0006 → 1e-05"):
         train(source, head, config, changed, tmp_path)
     with pytest.raises(DrafterError, match=r"drafter.rope_theta: 10000000.0 → 5.0"):
         train(source, head, tiny_config(rope_theta=5.0), settings(), tmp_path)
@@ -314,9 +306,7 @@ def test_states_of_another_drafter_are_refused(tmp_path: Path, changes: dict[str
 
 def test_a_batch_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
     config, head, source = setup()
-    with pytest.raises(
-        OutOfMemoryError, match=r"4 rows of 10000000000000 anchors do not fit.*lower train.rows"
-    ):
+    with pytest.raises(OutOfMemoryError, match=r"4 rows of 10000000000000 anchors do not fit.*lower train.rows"):
         train(source, head, config, settings(anchors=10**13), tmp_path)
 
 

@@ -26,8 +26,7 @@ TEXTS = (
     ),
     (
         "key lookup",
-        "<|im_start|>user\nalpha is 41, borel is 7, corin is 93. What is borel?<|im_end|>\n"
-        "<|im_start|>assistant\n",
+        "<|im_start|>user\nalpha is 41, borel is 7, corin is 93. What is borel?<|im_end|>\n<|im_start|>assistant\n",
         "borel is 7.<|im_end|>",
     ),
     (
@@ -39,8 +38,7 @@ TEXTS = (
     ),
     (
         "tool answer",
-        '<|im_start|>tool\n{"city": "Solif", "celsius": -4, "sky": "clear"}<|im_end|>\n'
-        "<|im_start|>assistant\n",
+        '<|im_start|>tool\n{"city": "Solif", "celsius": -4, "sky": "clear"}<|im_end|>\n<|im_start|>assistant\n',
         "It is -4 degrees in Solif and the sky is clear.<|im_end|>",
     ),
 )
@@ -53,9 +51,7 @@ def sha(text: str) -> str:
 def make_report(seed: int = 7) -> dict[str, Any]:
     rng = random.Random(seed)
     acceptance = {name: _acceptance(skill) for name, skill in SKILL.items()}
-    lengths = {
-        name: {mode: modes[mode]["micro"] for mode in ("chain", "tree")} for name, modes in acceptance.items()
-    }
+    lengths = {name: {mode: modes[mode]["micro"] for mode in ("chain", "tree")} for name, modes in acceptance.items()}
     gain = lengths["ours"]["chain"] / lengths["baseline"]["chain"] - 1
     shards = [_shard(rng, index) for index in range(16)]
     return {
@@ -120,8 +116,7 @@ def make_report(seed: int = 7) -> dict[str, Any]:
             "repeated_4grams": 0.163,
             "mean_top1_probability": 0.884,
             "by_kind": {
-                kind: {"prompts": prompts, "exact_match": 0.711 + 2.2 * EASE[kind]}
-                for kind, prompts in KINDS.items()
+                kind: {"prompts": prompts, "exact_match": 0.711 + 2.2 * EASE[kind]} for kind, prompts in KINDS.items()
             },
         },
         "shards": {
@@ -197,9 +192,7 @@ def _acceptance(skill: float) -> dict[str, Any]:
         "tree": {
             "budget": 16,
             **tree[16],
-            "by_budget": {
-                str(budget): {"micro": c["micro"], "macro": c["macro"]} for budget, c in tree.items()
-            },
+            "by_budget": {str(budget): {"micro": c["micro"], "macro": c["macro"]} for budget, c in tree.items()},
         },
     }
 

@@ -77,9 +77,7 @@ def test_nothing_is_fetched_and_nothing_is_run(page: Page, html: str) -> None:
     assert "@import" not in html
     policy = next(meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in (policy["content"] or "")
-    assert {link["href"] for link in page.all("a") if not (link["href"] or "").startswith("#")} == {
-        "report.json"
-    }
+    assert {link["href"] for link in page.all("a") if not (link["href"] or "").startswith("#")} == {"report.json"}
 
 
 def test_page_is_accessible_by_structure(page: Page) -> None:

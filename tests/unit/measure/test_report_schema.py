@@ -130,9 +130,7 @@ def test_leaves_accept_more_and_structure_does_not(report: dict[str, Any]) -> No
         ("samples.0.prompt", "half \ud83d", "'samples.0.prompt' holds half of a character"),
     ],
 )
-def test_a_wrong_value_is_one_sentence_with_its_path(
-    report: dict[str, Any], path: str, value: Any, words: str
-) -> None:
+def test_a_wrong_value_is_one_sentence_with_its_path(report: dict[str, Any], path: str, value: Any, words: str) -> None:
     node: Any = report
     *parents, last = path.split(".")
     for key in parents:

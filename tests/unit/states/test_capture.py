@@ -164,9 +164,7 @@ def test_equal_samples_may_have_equal_states(
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         MemoryError(),
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
-        ),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         RuntimeError("not enough memory: you tried to allocate 8 bytes"),
     ],
 )

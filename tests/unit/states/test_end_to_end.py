@@ -39,9 +39,7 @@ def corpus(tmp_path: Path) -> CorpusReader:
     return CorpusReader(store, "train")
 
 
-def test_states_of_the_store_are_those_of_the_target(
-    target: Target, corpus: CorpusReader, tmp_path: Path
-) -> None:
+def test_states_of_the_store_are_those_of_the_target(target: Target, corpus: CorpusReader, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "states"))
     settings = ExtractSettings(layer_ids=(0, 1, 3), rows=4, scratch=str(tmp_path))
     summary = run_worker(store, "run", corpus, target, settings)

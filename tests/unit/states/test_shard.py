@@ -41,9 +41,7 @@ def _write(path: Path, spec: StatesSpec, samples: list[ShardSample]) -> ShardFil
     return file
 
 
-def test_states_land_in_their_places_in_any_order(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_states_land_in_their_places_in_any_order(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     file = _write(tmp_path / "s", spec, samples)
     assert file.finish() == hashlib.sha256((tmp_path / "s").read_bytes()).hexdigest()
     assert (tmp_path / "s").stat().st_size == file.size
@@ -63,9 +61,7 @@ def test_states_land_in_their_places_in_any_order(
             row += end - begin
 
 
-def test_any_safetensors_reader_can_read_it(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_any_safetensors_reader_can_read_it(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     file = _write(tmp_path / "s", spec, samples)
     file.finish()
     tensors = load_file(tmp_path / "s")
@@ -79,15 +75,11 @@ def test_any_safetensors_reader_can_read_it(
     }
 
 
-def test_the_same_states_give_the_same_bytes(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_the_same_states_give_the_same_bytes(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     assert _write(tmp_path / "a", spec, samples).finish() == _write(tmp_path / "b", spec, samples).finish()
 
 
-def test_a_shard_with_holes_is_not_finished(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_a_shard_with_holes_is_not_finished(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     file = ShardFile(tmp_path / "s", spec, samples)
     file.write(*_states(samples, [0]), [0])
     with pytest.raises(StatesError, match="tokens have no states"):
@@ -113,18 +105,14 @@ def test_a_truncated_shard_is_refused(tmp_path: Path, spec: StatesSpec, samples:
             OpenShard(tmp_path / "s", spec, "s")
 
 
-def test_a_shard_of_another_spec_is_refused(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_a_shard_of_another_spec_is_refused(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     _write(tmp_path / "s", spec, samples).finish()
     other = spec.model_copy(update={"target": "another"})
     with pytest.raises(StatesError, match=f"belongs to another specification: {spec.digest()} instead of"):
         OpenShard(tmp_path / "s", other, "s")
 
 
-def test_a_loaded_shard_does_not_need_its_file(
-    tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]
-) -> None:
+def test_a_loaded_shard_does_not_need_its_file(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     _write(tmp_path / "s", spec, samples).finish()
     opened = OpenShard(tmp_path / "s", spec, "s")
     before = opened.hidden_states.clone()
@@ -161,9 +149,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(target)], check=True)
 
 
-def test_a_full_disk_is_told_before_any_state_is_made(
-    small_disk: Path, spec: StatesSpec, corpus: MemoryCorpus
-) -> None:
+def test_a_full_disk_is_told_before_any_state_is_made(small_disk: Path, spec: StatesSpec, corpus: MemoryCorpus) -> None:
     many = [sample for shard in corpus.shards.values() for sample in shard] * 10
     with pytest.raises(StoreError, match="the disk is full"):
         ShardFile(small_disk / "s", spec, cut(many, 64, "shard"))

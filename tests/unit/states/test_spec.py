@@ -36,9 +36,7 @@ def test_a_spec_survives_json(target: TinyTaps, corpus: MemoryCorpus) -> None:
 
 
 def test_a_layer_that_is_not_there_names_the_range(target: TinyTaps, corpus: MemoryCorpus) -> None:
-    with pytest.raises(
-        StatesError, match="layer id 4 is out of range: this target has decoder layers 0 to 3"
-    ):
+    with pytest.raises(StatesError, match="layer id 4 is out of range: this target has decoder layers 0 to 3"):
         spec_of(target, corpus, ExtractSettings(layer_ids=(0, 4)))
 
 

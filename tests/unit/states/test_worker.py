@@ -161,9 +161,7 @@ def test_out_of_memory_ends_the_worker_and_frees_the_shard(
     target.before = fail
     with pytest.raises(OutOfMemoryError, match=r"rows × \d+ tokens does not fit cpu; lower"):
         run_worker(store, "run", corpus, target, settings)
-    assert all(
-        state.status in {"free", "stale"} for state in Board(store, "run").states(corpus.shard_names).values()
-    )
+    assert all(state.status in {"free", "stale"} for state in Board(store, "run").states(corpus.shard_names).values())
     assert _scratch_is_empty(tmp_path)
 
 
@@ -267,9 +265,7 @@ def test_a_beat_that_fails_is_tried_again_and_a_loss_is_noticed(store: Store) ->
     assert heartbeat.held == []
 
 
-def test_a_shard_taken_over_meanwhile_is_given_up(
-    store: Store, target: TinyTaps, settings: ExtractSettings
-) -> None:
+def test_a_shard_taken_over_meanwhile_is_given_up(store: Store, target: TinyTaps, settings: ExtractSettings) -> None:
     """The worker stands still for longer than its lease; somebody else does the shard."""
     corpus = MemoryCorpus(shards=1)
     (name,) = corpus.shard_names
@@ -423,9 +419,7 @@ def test_sigterm_releases_the_lease_at_once(tmp_path: Path) -> None:
     assert {state.status for state in states.values()} <= {"free", "stale", "done"}
     assert sum(state.status == "done" for state in states.values()) == summary["shards"]
     begin = time.monotonic()
-    rest = run_worker(
-        store, "run", corpus, TinyTaps(), ExtractSettings(layer_ids=(0, 2), scratch=str(tmp_path))
-    )
+    rest = run_worker(store, "run", corpus, TinyTaps(), ExtractSettings(layer_ids=(0, 2), scratch=str(tmp_path)))
     assert time.monotonic() - begin < 20, "nobody waits for the ten minutes of the lease"
     assert rest.shards + summary["shards"] == 6
     assert dataclasses.asdict(rest)["interrupted"] is False

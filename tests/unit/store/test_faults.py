@@ -89,9 +89,7 @@ def test_an_object_that_ends_early_is_no_download(double: S3Double, tmp_path: Pa
 
 
 @pytest.mark.s3
-def test_wrong_credentials_are_told_at_once(
-    seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wrong_credentials_are_told_at_once(seaweed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
     store = Store.open(f"s3://tests/p?endpoint={seaweed}")
     (tmp_path / "file").write_bytes(b"x")

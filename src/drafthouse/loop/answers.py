@@ -1,0 +1,141 @@
+"""Let the target answer the prompts of a corpus itself, shard by shard under leases.
+
+A drafter is accepted when it foresees what the target says, not what a data set says; so the corpus that it
+learns from holds the target's own answers. Any number of workers share the work through the store, each may
+die, and the sealed result does not depend on who answered what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drafthouse.corpus import CorpusReader, CorpusWriter, Manifest
+from drafthouse.corpus.records import TokenSample
+from drafthouse.corpus.shards import pack, unpack
+from drafthouse.decode import DecodeSettings, Stepper, decode
+from drafthouse.errors import CorpusError
+from drafthouse.progress import Progress
+from drafthouse.states.heartbeat import Heartbeat
+from drafthouse.states.worker import default_worker_id
+from drafthouse.store import Board, Store
+from drafthouse.target import Target
+
+
+@dataclass(frozen=True)
+class Answering:
+    """One answering job.
+
+    Attributes:
+        store: holds the corpus, the leases and the result.
+        questions: name of the corpus whose prompts are answered.
+        run: name of the run on the store's board, and of the sealed corpus.
+        settings: how answers are decoded.
+        ttl_s: seconds of silence after which others take over a shard.
+    """
+
+    store: Store
+    questions: str
+    run: str
+    settings: DecodeSettings
+    ttl_s: float
+
+    def work(self, target: Target, worker: str | None, progress: Progress) -> int:
+        """Answer shards until all of them are done, by whomever; returns how many this worker committed.
+
+        Raises:
+            StatesError: the run was begun with another target, corpus or sampling.
+        """
+        reader = CorpusReader(self.store, self.questions)
+        names = reader.shard_names
+        board = self._board()
+        board.bind(self._spec(target, reader))
+        name = worker or default_worker_id()
+        stepper, committed, shown = Stepper(target), 0, 0
+        with (
+            progress.task("answers of the target", len(names)) as task,
+            Heartbeat(board, str(target.device)) as heartbeat,
+        ):
+            while remaining := board.remaining(names):
+                task.advance(len(names) - len(remaining) - shown)
+                shown = len(names) - len(remaining)
+                lease = board.claim(remaining, name)
+                if lease is None:
+                    time.sleep(min(1.0, self.ttl_s / 5))
+                    continue
+                heartbeat.hold(lease)
+                samples = self._answer(stepper, reader.shard(lease.shard))
+                data = pack(samples, reader.manifest.tokenizer_sha256)
+                board.objects.put(board.data_key(lease), data)
+                committed += board.commit(
+                    lease,
+                    size=len(data),
+                    sha256=hashlib.sha256(data).hexdigest(),
+                    tokens=sum(len(sample.input_ids) for sample in samples),
+                    extra={"samples": len(samples)},
+                )
+                heartbeat.drop(lease)
+            task.advance(len(names) - shown)
+        return committed
+
+    def seal(self, target: Target) -> Manifest:
+        """Make the finished shards a corpus, in the order of the questions.
+
+        Raises:
+            CorpusError: shards are missing, or an answered shard is damaged.
+        """
+        reader = CorpusReader(self.store, self.questions)
+        board = self._board()
+        if missing := board.remaining(reader.shard_names):
+            raise CorpusError(
+                f"{len(missing)} of {len(reader.shard_names)} shards are not answered yet",
+                where=self.run,
+                fix="run the answering workers until they end",
+            )
+        spec = self._spec(target, reader)
+        size = reader.manifest.shards[0].samples
+        writer = CorpusWriter(self.store, self.run, reader.manifest.tokenizer_sha256, size)
+        for name in reader.shard_names:
+            done = board.done(name)
+            assert done is not None, "remaining() said so"
+            data = board.objects.get(done.key)
+            if hashlib.sha256(data).hexdigest() != done.sha256:
+                raise CorpusError(
+                    "an answered shard is damaged", where=done.key, fix="begin a new run: its data changed"
+                )
+            for sample in unpack(data, done.key):
+                writer.add(sample)
+        return writer.finish(split=reader.manifest.split, settings=spec)
+
+    def _board(self) -> Board:
+        return Board(self.store, self.run, ttl_s=self.ttl_s)
+
+    def _spec(self, target: Target, reader: CorpusReader) -> dict[str, Any]:
+        return {
+            "target": target.identity,
+            "corpus": reader.manifest.digest,
+            "decode": self.settings.model_dump(mode="json", exclude={"rows"}),
+        }
+
+    def _answer(self, stepper: Stepper, samples: list[TokenSample]) -> list[TokenSample]:
+        prompts = [prompt_of(sample) for sample in samples]
+        generations = decode(stepper, None, prompts, self.settings)
+        answered = []
+        for sample, prompt, generation in zip(samples, prompts, generations, strict=True):
+            ids = np.concatenate([prompt, np.array(generation.tokens, dtype=np.int32)])
+            mask = np.zeros(len(ids), dtype=np.uint8)
+            mask[len(prompt) :] = 1
+            answered.append(TokenSample(sample.id, sample.kind, ids, mask))
+        return answered
+
+
+def prompt_of(sample: TokenSample) -> np.ndarray:
+    """The tokens before the last assistant turn, its generation prompt included."""
+    on = np.flatnonzero(sample.loss_mask)
+    gaps = np.flatnonzero(np.diff(on) > 1)
+    first = on[gaps[-1] + 1] if len(gaps) else on[0]
+    return sample.input_ids[:first]

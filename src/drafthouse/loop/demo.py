@@ -1,0 +1,157 @@
+"""The whole loop on one machine, one step after another, with a worker killed on purpose on the way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drafthouse.corpus import CorpusReader
+from drafthouse.drafter.metrics import read_metrics
+from drafthouse.loop import steps
+from drafthouse.loop.children import Child, Children
+from drafthouse.loop.folder import RunFolder
+from drafthouse.loop.report import make_report
+from drafthouse.measure import collect_machine
+from drafthouse.progress import Progress, Task
+from drafthouse.states import StatesReader
+from drafthouse.store import Board
+
+
+@dataclass
+class Demo:
+    """One run of the loop in a run folder; calling it again goes on where an interrupted one stopped."""
+
+    run: RunFolder
+    progress: Progress
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def go(self) -> tuple[dict[str, Any], Path]:
+        """Run every step that is not done yet; returns the report and the path of its page."""
+        run = self.run
+        self.facts = run.read("facts") or {
+            "machine": collect_machine(),
+            "command": " ".join(["drafthouse", *sys.argv[1:]]),
+        }
+        run.write("facts", self.facts)
+        if run.settings.target.from_scratch:
+            with run.timed("target"):
+                steps.train_target(run, self.progress)
+        with run.timed("corpus"):
+            target = steps.load_target(run)
+            steps.build_corpus(run, target, self.progress)
+        with run.timed("generate"):
+            self._answers()
+            steps.answering(run).seal(target)
+        with run.timed("extract"):
+            self._extract()
+        with run.timed("train"):
+            self._train()
+        with run.timed("evaluate"):
+            self._evaluate()
+        with run.timed("report"), self.progress.task("report", 1) as task:
+            json_path, page = make_report(run, target, self.facts)
+            task.advance()
+        return json.loads(json_path.read_text(encoding="utf-8")), page
+
+    def _children(self) -> Children:
+        return Children(self.run.path / "logs")
+
+    def _keep_peak(self, children: Children) -> None:
+        self.facts["peak_memory_bytes"] = max(self.facts.get("peak_memory_bytes", 0), children.peak_bytes)
+        self.run.write("facts", self.facts)
+
+    def _answers(self) -> None:
+        names = CorpusReader(self.run.store, steps.CORPUS).shard_names
+        board = Board(self.run.store, steps.ANSWERS)
+        with self._children() as children, self.progress.task("answers of the target", len(names)) as task:
+            shown = _Shown(task)
+            if board.remaining(names):
+                for number in range(self.run.settings.workers):
+                    worker = f"answerer-{number}"
+                    children.start(worker, "corpus", "answer", *self._out(), "--worker", worker)
+            children.wait(lambda: shown.upto(len(names) - len(board.remaining(names))))
+            self._keep_peak(children)
+
+    def _extract(self) -> None:
+        """Extraction by several workers, the first of which is killed when half of the shards are done."""
+        names = CorpusReader(self.run.store, steps.ANSWERS).shard_names
+        board = Board(self.run.store, steps.STATES, ttl_s=self.run.settings.extract.ttl_s)
+        with self._children() as children, self.progress.task("hidden states", len(names)) as task:
+            shown = _Shown(task)
+            workers: list[Child] = []
+            if board.remaining(names):
+                for number in range(self.run.settings.workers):
+                    worker = f"extractor-{number}"
+                    workers.append(children.start(worker, "states", "extract", *self._out(), "--worker", worker))
+
+            def watch() -> None:
+                committed = len(names) - len(board.remaining(names))
+                shown.upto(committed)
+                victim = workers[0] if len(workers) > 1 and "killed_worker" not in self.facts else None
+                if victim is None or committed < len(names) // 2 or committed == len(names):
+                    return
+                holds = any(
+                    state.status == "leased" and state.worker == victim.name for state in board.states(names).values()
+                )
+                if holds and victim.running:
+                    victim.kill()
+                    self.facts["killed_worker"] = victim.name
+                    self.run.write("facts", self.facts)
+                    shown.note(f"{victim.name} killed on purpose")
+
+            children.wait(watch)
+            self._keep_peak(children)
+        StatesReader(self.run.store, steps.STATES).verify()
+
+    def _train(self) -> None:
+        with self._children() as children:
+            names = list(self.run.settings.train)
+            total = sum(recipe.steps for recipe in self.run.settings.train.values())
+            with self.progress.task(f"train {' and '.join(names)}", total) as task:
+                shown = _Shown(task)
+                for name in names:
+                    if not (self.run.drafter_path(name) / "drafter").exists():
+                        children.start(f"train-{name}", "drafter", "train", name, *self._out())
+
+                def watch() -> None:
+                    last = {name: self._last_logged(name) for name in names}
+                    shown.upto(sum(row["step"] for row in last.values()))
+                    shown.note("  ".join(f"{name} {row['loss']:.2f}" for name, row in last.items() if row["step"]))
+
+                children.wait(watch)
+            self._keep_peak(children)
+
+    def _last_logged(self, name: str) -> dict[str, Any]:
+        file = self.run.drafter_path(name) / "metrics.jsonl"
+        rows = [row for row in read_metrics(file) if "loss" in row] if file.exists() else []
+        return rows[-1] if rows else {"step": 0, "loss": 0.0}
+
+    def _evaluate(self) -> None:
+        names = list(self.run.settings.train)
+        with self._children() as children, self.progress.task("evaluate", len(names)) as task:
+            shown = _Shown(task)
+            for name in names:
+                if self.run.read(f"evaluation-{name}") is None:
+                    children.start(f"evaluate-{name}", "evaluate", *self._out(), "--drafter", name)
+            children.wait(lambda: shown.upto(sum(bool(self.run.read(f"evaluation-{name}")) for name in names)))
+            self._keep_peak(children)
+
+    def _out(self) -> list[str]:
+        return ["--out", str(self.run.path), "--json"]
+
+
+class _Shown:
+    """How far a bar has moved, for sources that tell a total."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._at = task, 0
+
+    def upto(self, count: int) -> None:
+        self._task.advance(count - self._at)
+        self._at = count
+
+    def note(self, text: str) -> None:
+        self._task.advance(0, text)
