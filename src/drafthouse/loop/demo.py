@@ -51,6 +51,7 @@ class Demo:
             self._train()
         with run.timed("evaluate"):
             self._evaluate()
+            steps.wall_clock(run, target)  # alone on the machine, unlike the evaluations
         with run.timed("report"), self.progress.task("report", 1) as task:
             json_path, page = make_report(run, target, self.facts)
             task.advance()

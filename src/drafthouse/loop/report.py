@@ -46,10 +46,6 @@ def assemble(run: RunFolder, target: Target, facts: dict[str, Any]) -> dict[str,
     first = evaluations[names[0]]
     machine = facts.get("machine") or collect_machine()
     config = run.settings.model_dump(mode="json")
-    clock = run.read("wall-clock")
-    if clock is None:
-        clock = wall_clock(run, target)
-        run.write("wall-clock", clock)
     lengths = {name: {mode: evaluations[name]["modes"][mode]["micro"] for mode in ("chain", "tree")} for name in names}
     identical = {mode: min(e["identical"][mode] for e in evaluations.values()) for mode in ("chain", "tree")}
     seconds = run.read("seconds") or {}
@@ -72,7 +68,7 @@ def assemble(run: RunFolder, target: Target, facts: dict[str, Any]) -> dict[str,
         "autoregressive": first["autoregressive"],
         "greedy_identical": min(identical.values()) == first["prompts"],
         "identical": {"prompts": first["prompts"], **identical},
-        "wall_clock": clock,
+        "wall_clock": wall_clock(run, target),
         "samples": _samples(evaluations),
         "verdict": verdict(lengths, identical, first["prompts"]),
     }

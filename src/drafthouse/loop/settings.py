@@ -39,7 +39,9 @@ class RunSettings(Settings):
 
     name: str = Field("demo", pattern=r"^[a-z0-9][a-z0-9._-]*$", description="of the run, as reports show it")
     store: str | None = Field(None, description="object store (file:, s3:); none: `store` in the run folder")
-    threads: int = Field(0, ge=0, description="CPU threads of one process; 0 = all of the machine")
+    threads: int = Field(
+        1, ge=1, description="CPU threads of one process; small models run faster as several processes of one"
+    )
     target: TargetSettings = Field(default_factory=TargetSettings)
     corpus: CorpusSettings = Field(default_factory=CorpusSettings, description="prompts of the drafter's corpus")
     answers: AnswerSettings = Field(default_factory=AnswerSettings)

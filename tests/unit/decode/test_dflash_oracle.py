@@ -24,8 +24,8 @@ RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.outp
 def assistant_of(drafter: DFlashDrafter) -> torch.nn.Module:
     """Our drafter as transformers' class, strictly loaded: no weight may be left over on either side."""
     config = drafter.config
-    same = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
-    same += ("num_key_value_heads", "rms_norm_eps", "block_size", "mask_token_id")
+    same = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"]
+    same += ["num_key_value_heads", "rms_norm_eps", "block_size", "mask_token_id"]
     model = transformers.MuseGlimmerAssistantModel(
         transformers.MuseGlimmerAssistantConfig(
             **{name: getattr(config, name) for name in same},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,13 @@ from drafthouse.decode.draft import DraftContext
 from drafthouse.drafter.model import DFlashDrafter
 from tests.unit.decode.pairs import BLOCK, MASK, TAPS, Pair, drafter_config
 
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def captured(pair: Pair, length: int, rows: int = 3) -> tuple[Tensor, Tensor]:
-    """Tokens `[rows, length]` and their taps `[rows, length, K, hidden]`."""
+def captured(pair: Pair, length: int, rows: int = 3) -> Tensor:
+    """Taps `[rows, length, K, hidden]` of random texts."""
     ids = torch.randint(6, MASK, (rows, length), generator=torch.Generator().manual_seed(8))
-    taps = pair.target.capture(ids, torch.full((rows,), length), TAPS)[:, :, :-1]
-    return ids, taps
+    return pair.target.capture(ids, torch.full((rows,), length), TAPS)[:, :, :-1]
 
 
 def proposed_anew(pair: Pair, taps: Tensor, last: int) -> Tensor:
@@ -34,7 +35,7 @@ def extend(context: DraftContext, taps: Tensor, counts: list[int]) -> None:
 
 
 def test_a_proposal_is_the_drafters_own_forward_over_the_text(pair: Pair) -> None:
-    ids, taps = captured(pair, 30)
+    taps = captured(pair, 30)
     context = DraftContext(pair.drafter, pair.target, 3, 30)
     lengths = [30, 11, 1]
     extend(context, taps, lengths)
@@ -49,7 +50,7 @@ def test_a_proposal_is_the_drafters_own_forward_over_the_text(pair: Pair) -> Non
 
 def test_context_grows_by_the_accepted_paths_alone(pair: Pair) -> None:
     """A prefill and two rounds of trees, of which each row accepts other nodes, one row none."""
-    ids, taps = captured(pair, 20)
+    taps = captured(pair, 20)
     context = DraftContext(pair.drafter, pair.target, 3, 20)
     extend(context, taps[:, :6], [6, 3, 5])
     kept = [taps[0, :6], taps[1, :3], taps[2, :5]]
@@ -65,7 +66,7 @@ def test_context_grows_by_the_accepted_paths_alone(pair: Pair) -> None:
 
 
 def test_extending_by_nothing_changes_nothing(pair: Pair) -> None:
-    _, taps = captured(pair, 9)
+    taps = captured(pair, 9)
     context = DraftContext(pair.drafter, pair.target, 3, 9)
     extend(context, taps, [9, 4, 2])
     before = context.propose(torch.tensor([7, 8, 9]))
@@ -74,7 +75,7 @@ def test_extending_by_nothing_changes_nothing(pair: Pair) -> None:
 
 
 def test_select_keeps_rows(pair: Pair) -> None:
-    _, taps = captured(pair, 9)
+    taps = captured(pair, 9)
     context = DraftContext(pair.drafter, pair.target, 3, 9)
     extend(context, taps, [9, 4, 2])
     before = context.propose(torch.tensor([7, 8, 9]))
@@ -88,7 +89,7 @@ def test_sliding_layers_see_the_same_window_as_in_training(hybrid_pair: Pair) ->
     drafter = DFlashDrafter(config)
     drafter.load_state_dict(hybrid_pair.drafter.state_dict())
     pair = Pair(hybrid_pair.target, drafter, [], [])
-    _, taps = captured(pair, 12)
+    taps = captured(pair, 12)
     context = DraftContext(drafter, pair.target, 3, 12)
     extend(context, taps, [12, 9, 2])
     log_probs = context.propose(torch.tensor([7, 8, 9]))

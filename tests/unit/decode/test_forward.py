@@ -25,8 +25,8 @@ from drafthouse.target import Target
 from tests.unit.decode.forests import parent_rows, root_path
 from tests.unit.target.tiny_models import dense, hybrid, wrapped
 
-NEAR = {"rtol": 1e-4, "atol": 5e-4}
-STATE = {"rtol": 1e-4, "atol": 1e-4}
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 5e-4}
+STATE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 LENGTHS = (70, 33, 64, 1)
 TREES = [
     [-1, 0, 0, 1, 1, 2, 3, 6],
@@ -74,7 +74,7 @@ def memory_of(state: TargetState, row: int) -> list[Tensor]:
     return found
 
 
-def assert_same_memory(one: list[Tensor], other: list[Tensor], **tolerance: float) -> None:
+def assert_same_memory(one: list[Tensor], other: list[Tensor], **tolerance: Any) -> None:
     for ours, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(ours, theirs, **(tolerance or STATE))
 

@@ -20,8 +20,8 @@ from drafthouse.decode import gdn
 from drafthouse.decode.topology import Topology
 from tests.unit.decode.forests import parent_rows, root_path
 
-CHUNK = {"rtol": 5e-5, "atol": 5e-5}
-EXACT = {"rtol": 1e-6, "atol": 1e-6}
+CHUNK: dict[str, Any] = {"rtol": 5e-5, "atol": 5e-5}
+EXACT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
 HEADS, KEY, VALUE = 3, 6, 4
 
 

@@ -49,7 +49,7 @@ def test_greedy_text_is_the_one_of_transformers(pair: Pair, mode: Mode, budget: 
 
 def test_the_fitted_drafters_are_accepted_in_part(pair: Pair) -> None:
     """Or the tests of this file would show nothing: every number of drafts from none to all occurs."""
-    chain, small, large = (run(pair, mode, b) for mode, b in (("chain", 1), ("tree", BLOCK - 1), ("tree", 14)))
+    chain, small, large = run(pair, "chain", 1), run(pair, "tree", BLOCK - 1), run(pair, "tree", 14)
     assert {0, 1, 2, BLOCK - 1} <= {count for generation in chain for count in generation.drafted}
     passes = [sum(g.target_passes for g in mode) for mode in (chain, small, large)]
     assert passes[2] < passes[0] < 0.7 * (NEW_TOKENS - 1) * len(pair.prompts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_best_first_finds_the_best_closed_set_around_the_spine(log_probs: np.nda
 @given(distributions(4, 5).map(np.array), st.integers(4, 40))
 def test_what_follows_the_spine_comes_in_falling_probability(log_probs: np.ndarray, budget: int) -> None:
     scores = [probability(log_probs, path) for path in rank_paths(best_first(log_probs, budget))[4:]]
-    assert all(a >= b * (1 - 1e-9) for a, b in zip(scores, scores[1:], strict=False))
+    assert all(a >= b * (1 - 1e-9) for a, b in pairwise(scores))
 
 
 @given(distributions(3, 4).map(np.array), st.integers(3, 20))

@@ -203,5 +203,5 @@ def test_a_folder_that_is_not_there_or_is_a_file_is_refused(tmp_path: Path) -> N
     file = tmp_path / "model.safetensors"
     file.touch()
     for path in (tmp_path / "missing", file):
-        with pytest.raises(TargetError, match="no config.json here"):
+        with pytest.raises(TargetError, match=r"no config\.json here"):
             Target.load(path)
