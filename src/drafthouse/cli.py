@@ -14,6 +14,7 @@ from rich.console import Console
 from drafthouse import __version__
 from drafthouse.config import load
 from drafthouse.errors import DrafthouseError
+from drafthouse.loop.children import end_with_parent
 from drafthouse.progress import Progress, Silent, Terminal
 
 if TYPE_CHECKING:
@@ -21,16 +22,63 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="drafthouse",
-    help="From a bare GPU host to a served model with a speculative drafter trained for it.",
+    help="""From a bare GPU host to a served model with a speculative drafter trained for it.
+
+    [dim]Examples:[/dim]
+
+      drafthouse demo
+
+      drafthouse corpus build --help
+    """,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-corpus_app = typer.Typer(no_args_is_help=True, help="Conversations, their tokens, and the target's own answers.")
-target_app = typer.Typer(no_args_is_help=True, help="The served model, and the small one of the package.")
-states_app = typer.Typer(no_args_is_help=True, help="Hidden states of the target, extracted by workers that may die.")
-drafter_app = typer.Typer(no_args_is_help=True, help="Train drafters and check what was exported.")
-store_app = typer.Typer(no_args_is_help=True, help="Object stores.")
+corpus_app = typer.Typer(
+    no_args_is_help=True,
+    help="""Conversations, their tokens, and the target's own answers.
+
+    [dim]Example:[/dim]
+
+      drafthouse corpus build --out runs/demo
+    """,
+)
+target_app = typer.Typer(
+    no_args_is_help=True,
+    help="""The served model, and the small one of the package.
+
+    [dim]Example:[/dim]
+
+      drafthouse target show
+    """,
+)
+states_app = typer.Typer(
+    no_args_is_help=True,
+    help="""Hidden states of the target, extracted by workers that may die.
+
+    [dim]Example:[/dim]
+
+      drafthouse states status --out runs/demo
+    """,
+)
+drafter_app = typer.Typer(
+    no_args_is_help=True,
+    help="""Train drafters and check what was exported.
+
+    [dim]Example:[/dim]
+
+      drafthouse drafter train ours --out runs/demo
+    """,
+)
+store_app = typer.Typer(
+    no_args_is_help=True,
+    help="""Object stores.
+
+    [dim]Example:[/dim]
+
+      drafthouse store probe runs/demo/store
+    """,
+)
 for name, group in (
     ("corpus", corpus_app),
     ("target", target_app),
@@ -46,7 +94,7 @@ Overrides = Annotated[
 ]
 RunFile = Annotated[
     Path | None,
-    typer.Option("--file", metavar="RUN.yml", help="Run file; default: the demo's, or the folder's own."),
+    typer.Option("--file", metavar="RUN.yml", help="Run file to begin with; default: the demo's."),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Run folder.")]
 Worker = Annotated[str | None, typer.Option("--worker", help="Name of this worker; default: host, rank and process.")]
@@ -62,7 +110,8 @@ def _say(result: dict[str, Any], as_json: bool, text: str) -> None:
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
-        Console(highlight=False).print(text)
+        # Not wrapped: a line may be a path that somebody copies, and a pipe has no width.
+        Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 @target_app.command("train-tiny")
@@ -129,7 +178,7 @@ def target_show(
 def corpus_build(
     out: Out = DEFAULT_OUT, file: RunFile = None, overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Turn the run's sources into token shards with proven loss masks.
+    """Begin a run: turn its sources into token shards with proven loss masks.
 
     [dim]Examples:[/dim]
 
@@ -138,8 +187,9 @@ def corpus_build(
       drafthouse corpus build --out runs/small --set corpus.samples=256 --json
     """
     from drafthouse.loop import steps
+    from drafthouse.loop.folder import RunFolder
 
-    run = _run(out, file, overrides)
+    run = RunFolder.begin(out, file, overrides or [])
     manifest = steps.build_corpus(run, steps.load_target(run), _progress(as_json))
     kinds = ", ".join(f"{kind} {count.samples}" for kind, count in manifest.kinds.items())
     drops = ", ".join(f"{number} {reason}" for reason, number in manifest.drops.items()) or "none"
@@ -165,7 +215,7 @@ def corpus_answer(
     """
     from drafthouse.loop import steps
 
-    run = _run(out, None, overrides)
+    run = _run(out, overrides)
     target = steps.load_target(run)
     job = steps.answering(run)
     committed = job.work(target, worker, _progress(as_json))
@@ -182,7 +232,7 @@ def corpus_seal(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     """
     from drafthouse.loop import steps
 
-    run = _run(out, None, None)
+    run = _run(out)
     manifest = steps.answering(run).seal(steps.load_target(run))
     _say(
         manifest.model_dump(mode="json", by_alias=True),
@@ -210,7 +260,7 @@ def states_extract(
 
     from drafthouse.loop import steps
 
-    run = _run(out, None, overrides)
+    run = _run(out, overrides)
     summary = steps.extract(run, steps.load_target(run), worker, _progress(as_json))
     _say(
         asdict(summary),
@@ -235,7 +285,7 @@ def states_status(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     from drafthouse.loop import steps
     from drafthouse.store import Board
 
-    run = _run(out, None, None)
+    run = _run(out)
     board = Board(run.store, steps.STATES, ttl_s=run.settings.extract.ttl_s)
     states = board.states(CorpusReader(run.store, steps.ANSWERS).shard_names)
     counts = Counter(state.status for state in states.values())
@@ -263,7 +313,7 @@ def drafter_train(
     """
     from drafthouse.loop import steps
 
-    run = _run(out, None, overrides)
+    run = _run(out, overrides)
     result = steps.train_drafter(run, steps.load_target(run), recipe, _progress(as_json))
     facts = {
         "steps": result.steps,
@@ -336,11 +386,12 @@ def evaluate_verb(
     """
     from drafthouse.loop import steps
 
-    run = _run(out, None, overrides)
+    run = _run(out, overrides)
+    names = drafter or list(run.settings.train)
+    for name in names:
+        steps.check_recipe(run, name)
     target = steps.load_target(run)
-    results = {
-        name: steps.evaluate(run, target, name, _progress(as_json)) for name in drafter or list(run.settings.train)
-    }
+    results = {name: steps.evaluate(run, target, name, _progress(as_json)) for name in names}
     lines = [
         f"{name}: chain {r['modes']['chain']['micro']:.2f}, tree {r['modes']['tree']['micro']:.2f} tokens a pass;"
         f" {min(r['identical'].values())} of {r['prompts']} texts identical"
@@ -360,7 +411,7 @@ def report_verb(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     from drafthouse.loop import steps
     from drafthouse.loop.report import make_report
 
-    run = _run(out, None, None)
+    run = _run(out)
     facts = run.read("facts") or {"command": "drafthouse report"}
     json_path, page = make_report(run, steps.load_target(run), facts)
     _say({"report": str(json_path), "page": str(page)}, as_json, f"{page}")
@@ -400,7 +451,7 @@ def demo_verb(
     if not resume:
         RunFolder.check(file, wanted)
         RunFolder.clear(out)
-    run = RunFolder.open(out, file, wanted)
+    run = RunFolder.begin(out, file, wanted)
     report, page = Demo(run, _progress(as_json)).go()
     found = summary(report)
     shards, target = found["shards"], found["target"]
@@ -408,7 +459,8 @@ def demo_verb(
         "",
         report["verdict"],
         f"shards: {shards['committed']} of {shards['expected']} committed, {shards['lost']} lost,"
-        f" {shards['duplicated']} duplicated, {shards['redone']} redone after {shards['killed_worker']} was killed",
+        f" {shards['duplicated']} duplicated, {shards['redone']} redone"
+        + (f" after {shards['killed_worker']} was killed" if shards["killed_worker"] else ""),
         f"target: right on {target['exact_match']:.0%} of the held-out prompts, repeated 4-grams"
         f" {target['repeated_4grams']:.0%}",
         "seconds: " + ", ".join(f"{step} {value:g}" for step, value in found["seconds"].items()),
@@ -440,15 +492,20 @@ def store_probe(
 
 
 @app.command("version")
-def version_verb() -> None:
-    """Print the version."""
-    typer.echo(__version__)
+def version_verb(as_json: AsJson = False) -> None:
+    """Print the version.
+
+    [dim]Example:[/dim]
+
+      drafthouse version
+    """
+    _say({"version": __version__}, as_json, __version__)
 
 
-def _run(out: Path, file: Path | None, overrides: list[str] | None) -> RunFolder:
+def _run(out: Path, overrides: list[str] | None = None) -> RunFolder:
     from drafthouse.loop.folder import RunFolder
 
-    return RunFolder.open(out, file, overrides or [])
+    return RunFolder.open(out, overrides=overrides or [])
 
 
 def main() -> None:
@@ -456,10 +513,12 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    end_with_parent()
     try:
         app()
     except DrafthouseError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sentence = " ".join(str(error).split())  # a library's reason in it may have several lines
+        sys.stderr.write(f"error: {sentence}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

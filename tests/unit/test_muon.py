@@ -36,7 +36,7 @@ def train(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: 
 
 
 def library(weights: list[nn.Parameter], **changes: Any) -> torch.optim.Optimizer:
-    values = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
+    values: dict[str, Any] = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     return torch.optim.Muon(weights, **values | changes)
 
 

@@ -16,7 +16,8 @@ from drafthouse.decode import proposal
 from drafthouse.decode.draft import DraftContext
 from drafthouse.decode.forward import Stepper
 from drafthouse.drafter.model import DFlashDrafter
-from drafthouse.errors import DrafterError, OutOfMemoryError, TargetError
+from drafthouse.errors import DrafterError, TargetError
+from drafthouse.memory import fits
 from drafthouse.progress import Progress, Silent
 
 Mode = Literal["autoregressive", "chain", "tree"]
@@ -89,7 +90,11 @@ def decode(
     with (progress or Silent()).task(f"decode ({settings.mode})", len(prompts)) as task:
         for start in range(0, len(order), settings.rows):
             batch = order[start : start + settings.rows]
-            try:
+            with fits(
+                f"decoding {len(batch)} prompts of up to {len(prompts[batch[0]])} tokens does not fit the device",
+                where="rows",
+                fix="decode fewer prompts side by side",
+            ):
                 _decode_batch(
                     stepper,
                     drafter,
@@ -98,12 +103,6 @@ def decode(
                     settings,
                     generator,
                 )
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                raise OutOfMemoryError(
-                    f"decoding {len(batch)} prompts of up to {len(prompts[batch[0]])} tokens does not fit the device",
-                    where="decode.rows",
-                    fix="lower it",
-                ) from error
             task.advance(len(batch))
     return results
 

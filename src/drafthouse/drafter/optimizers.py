@@ -85,5 +85,5 @@ def restore_optimizers(
     for path, value in tensors.items():
         kind, name, key = path.split("/")
         parameter = parameters[name]
-        # `step` counters are scalars that stay on the CPU unless the optimiser says otherwise.
-        optimizers[kind].state[parameter][key] = value.to(parameter.device) if value.dim() else value
+        # All of it, `step` counters too: the fused AdamW reads them on the parameter's own device.
+        optimizers[kind].state[parameter][key] = value.to(parameter.device)

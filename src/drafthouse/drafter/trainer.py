@@ -12,7 +12,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -39,7 +38,8 @@ from drafthouse.drafter.optimizers import (
     set_rate,
 )
 from drafthouse.drafter.schedule import ScheduleSettings, rate_factor
-from drafthouse.errors import DrafterError, OutOfMemoryError
+from drafthouse.errors import DrafterError
+from drafthouse.memory import fits
 from drafthouse.progress import Progress, Silent
 
 
@@ -228,7 +228,11 @@ class _Run:
             with progress.task("train", total=settings.steps) as task:
                 task.advance(state.step)
                 while state.step < settings.steps:
-                    with _fits(settings):
+                    with fits(
+                        f"{settings.rows} rows of {settings.anchors} anchors do not fit {self.head.device}",
+                        where="train",
+                        fix="lower train.rows, train.anchors or train.loss.chunk_blocks, raise train.accumulate",
+                    ):
                         row = self._step(batches)
                     task.advance(note=f"loss {row['loss']:.3f}  streak {row['mean_streak']:.2f}")
                     if state.step % settings.log_every == 0 or state.step in (1, settings.steps):
@@ -425,18 +429,3 @@ def _check_states(spec: Any, config: DrafterConfig) -> None:
                 where="train",
                 fix="extract states for this drafter or change its config",
             )
-
-
-@contextmanager
-def _fits(settings: TrainSettings) -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        # The CPU allocator raises a plain RuntimeError.
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        raise OutOfMemoryError(
-            f"{settings.rows} rows of {settings.anchors} anchors do not fit the device",
-            where="train",
-            fix="lower train.rows, train.anchors or train.loss.chunk_blocks and raise train.accumulate",
-        ) from error

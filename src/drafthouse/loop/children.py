@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 POLL_S = 0.3
+# Set for children: their standard input is a pipe that nobody writes to and that closes when the parent ends.
+_PIPED = "DRAFTHOUSE_PARENT_ON_STDIN"
 
 
 class ChildError(DrafthouseError):
@@ -46,8 +49,8 @@ class Child:
                 [sys.executable, "-m", "drafthouse.cli", *verb],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT},
+                stdin=subprocess.PIPE,
+                env={**os.environ, **ENVIRONMENT, _PIPED: "1"},
             )
 
     @property
@@ -85,6 +88,8 @@ class Children:
         for child in self._children:
             if child.running:
                 child.kill()
+            if child.process.stdin is not None:
+                child.process.stdin.close()
 
     def start(self, name: str, *verb: str) -> Child:
         child = Child(name, verb, self._logs)
@@ -110,6 +115,23 @@ class Children:
     def _memory(self) -> int:
         pids = [os.getpid(), *(child.process.pid for child in self._children if child.running)]
         return sum(map(proportional_bytes, pids))
+
+
+def end_with_parent() -> None:
+    """In a process that `Child` started: end it when its parent has ended, however that happened.
+
+    A killed parent cannot end its children, and two trainings of one drafter would write the same files. The
+    kernel closes the parent's end of the pipe in every case, on every system. Elsewhere this does nothing.
+    """
+    if os.environ.pop(_PIPED, None) is not None:
+        threading.Thread(target=_end_at_close, name="parent", daemon=True).start()
+
+
+def _end_at_close() -> None:
+    # Not sys.stdin: a thread that holds its lock makes the interpreter abort when it shuts down.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)  # an extraction worker gives back its leases then
 
 
 def proportional_bytes(pid: int) -> int:

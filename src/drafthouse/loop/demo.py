@@ -41,6 +41,7 @@ class Demo:
                 steps.train_target(run, self.progress)
         with run.timed("corpus"):
             target = steps.load_target(run)
+            steps.drafter_config(run, target)  # a drafter that cannot fit is refused before minutes of work
             steps.build_corpus(run, target, self.progress)
         with run.timed("generate"):
             self._answers()
@@ -141,7 +142,8 @@ class Demo:
             self._keep_peak(children)
 
     def _out(self) -> list[str]:
-        return ["--out", str(self.run.path), "--json"]
+        overrides = [word for one in self.run.overrides for word in ("--set", one)]
+        return ["--out", str(self.run.path), "--json", *overrides]
 
 
 class _Shown:

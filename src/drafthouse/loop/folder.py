@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,29 @@ from drafthouse.config import differences, load
 from drafthouse.errors import ConfigError
 from drafthouse.loop.settings import DEMO_RUN_FILE, RunSettings
 from drafthouse.store import Store
+from drafthouse.store.translate import explain
 
 RUN_FILE = "run.yml"
+# Settings that decide how fast a step is and not what comes out: they may differ between workers and restarts.
+FREE = (
+    "threads",
+    "workers",
+    "target.device",
+    "answers.rows",
+    "extract.rows",
+    "extract.batch_tokens",
+    "extract.pad_multiple",
+    "extract.ttl_s",
+    "extract.writer_*",
+    "extract.shards_in_flight",
+    "extract.scratch",
+    "extract.disk_*",
+    "train.*.log_every",
+    "train.*.evaluate_every",
+    "train.*.checkpoint_every",
+    "train.*.keep_checkpoints",
+    "evaluate.rows",
+)
 
 
 class RunFolder:
@@ -27,36 +49,63 @@ class RunFolder:
         path: the folder.
         settings: the resolved run file.
         store: object store of corpus and states.
+        overrides: `--set` values in which `settings` differ from the folder's own, for further processes.
     """
 
-    def __init__(self, path: Path, settings: RunSettings) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: RunSettings, overrides: Sequence[str] = ()) -> None:
+        self.path, self.settings, self.overrides = path, settings, tuple(overrides)
         self.store = Store.open(settings.store or str((path / "store").absolute()))
 
     @classmethod
-    def open(cls, path: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> RunFolder:
-        """The run in `path`, begun with `file` and `--set` overrides if it is not there yet.
+    def begin(cls, path: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> RunFolder:
+        """The run in `path`, begun with `file` (none: the demo's) and `--set` overrides if it is not there yet.
 
         Raises:
-            ConfigError: the run file is wrong, or the folder holds a run of other settings.
+            ConfigError: the run file is wrong, the folder cannot be made, or it holds a run of other settings.
+        """
+        run_file = path / RUN_FILE
+        if run_file.exists():
+            return cls.open(path, file, overrides)
+        settings = load(RunSettings, file or DEMO_RUN_FILE, overrides)
+        run = cls(path, settings)
+        if path.exists() and not path.is_dir():
+            raise _not_a_folder(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explain(error, str(path)) from error
+        _write_text(run_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        return run
+
+    @classmethod
+    def open(cls, path: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> RunFolder:
+        """The run in `path` as it was begun. `FREE` settings may be overridden, for this process only.
+
+        Raises:
+            ConfigError: there is no run, its run file is wrong, or `file` and `overrides` (which count on top
+                of the run's own file) mean another run; names the settings that differ.
         """
         run_file = path / RUN_FILE
         if not run_file.exists():
-            settings = load(RunSettings, file or DEMO_RUN_FILE, overrides)
-            path.mkdir(parents=True, exist_ok=True)
-            _write_text(run_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-            return cls(path, settings)
+            raise ConfigError(
+                "there is no run here",
+                where=str(path),
+                fix="check --out, or begin one with `drafthouse demo` or `drafthouse corpus build`",
+            )
         there = load(RunSettings, run_file)
-        if file is not None or overrides:
-            wanted = load(RunSettings, file or DEMO_RUN_FILE, overrides)
-            different = differences(there.model_dump(mode="json"), wanted.model_dump(mode="json"))
-            if different:
-                raise ConfigError(
-                    f"this run was begun with other settings ({'; '.join(different[:3])})",
-                    where=str(run_file),
-                    fix="choose another --out, or delete the folder",
-                )
-        return cls(path, there)
+        if file is None and not overrides:
+            return cls(path, there)
+        wanted = load(RunSettings, file or run_file, overrides)
+        values = wanted.model_dump(mode="json")
+        found = {one.partition(":")[0]: one for one in differences(there.model_dump(mode="json"), values)}
+        different = [one for key, one in found.items() if not any(fnmatchcase(key, free) for free in FREE)]
+        if different:
+            raise ConfigError(
+                f"this run was begun with other settings ({'; '.join(different[:3])})",
+                where=str(run_file),
+                fix="choose another --out, or delete the folder",
+            )
+        return cls(path, wanted, [f"{key}={json.dumps(_at(values, key))}" for key in found])
 
     @classmethod
     def check(cls, file: Path | None, overrides: Sequence[str]) -> None:
@@ -70,6 +119,8 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something else.
         """
+        if path.exists() and not path.is_dir():
+            raise _not_a_folder(path)
         if not path.exists() or not any(path.iterdir()):
             return
         if not (path / RUN_FILE).exists():
@@ -85,9 +136,21 @@ class RunFolder:
         return self.path / "drafters" / name
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON result that a step left, or None."""
+        """The JSON result that a step left, or None.
+
+        Raises:
+            ConfigError: it is not JSON: something else has written there.
+        """
         file = self.path / f"{name}.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        try:
+            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise ConfigError(
+                "this result is damaged", where=str(file), fix="delete it and run its step again"
+            ) from None
+        return found
 
     def write(self, name: str, result: dict[str, Any]) -> None:
         """Keep the result of a step; it appears at once and whole."""
@@ -95,17 +158,36 @@ class RunFolder:
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Add the seconds of a step to seconds.json; a step that is resumed adds up."""
+        """Add the seconds of a step to seconds.json. A step that is resumed adds up; one that has ended before
+        and only finds everything done does not."""
         began = time.perf_counter()
+        finished = self.read("finished") or {"steps": []}
         try:
             yield
         finally:
-            seconds = self.read("seconds") or {}
-            seconds[step] = round(seconds.get(step, 0.0) + time.perf_counter() - began, 2)
-            self.write("seconds", seconds)
+            if step not in finished["steps"]:
+                seconds = self.read("seconds") or {}
+                seconds[step] = round(seconds.get(step, 0.0) + time.perf_counter() - began, 2)
+                self.write("seconds", seconds)
+        if step not in finished["steps"]:
+            self.write("finished", {"steps": [*finished["steps"], step]})
+
+
+def _not_a_folder(path: Path) -> ConfigError:
+    return ConfigError("this is a file, and a run is a folder", where=str(path), fix="choose another --out")
+
+
+def _at(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 def _write_text(file: Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise explain(error, str(file)) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from drafthouse.config import Settings
 from drafthouse.corpus import CorpusSettings
@@ -16,6 +17,10 @@ from drafthouse.loop.tiny import TargetSettings
 from drafthouse.states.settings import ExtractSettings
 
 DEMO_RUN_FILE = Path(str(files("drafthouse.loop") / "demo.yml"))
+
+
+# A recipe's name is a folder, a part of file names and of the path of a key.
+RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
 class AnswerSettings(Settings):
@@ -48,7 +53,7 @@ class RunSettings(Settings):
     extract: ExtractSettings = Field(default_factory=ExtractSettings)
     workers: int = Field(2, ge=1, description="extraction workers that the demo starts")
     drafter: DrafterShape = Field(default_factory=DrafterShape)
-    train: dict[str, TrainSettings] = Field(
+    train: dict[RecipeName, TrainSettings] = Field(
         default_factory=lambda: {"baseline": TrainSettings(), "ours": TrainSettings()},
         description="one drafter for each named recipe; reports compare 'baseline' and 'ours'",
     )

@@ -98,15 +98,20 @@ def extract(
     )
 
 
+def check_recipe(run: RunFolder, name: str) -> None:
+    """Raise ConfigError unless the run file has the recipe `name`."""
+    if name not in run.settings.train:
+        known = ", ".join(sorted(run.settings.train))
+        raise ConfigError(f"there is no recipe '{name}'", where="train", fix=f"use one of {known}")
+
+
 def train_drafter(run: RunFolder, target: Target, name: str, progress: Progress) -> TrainResult:
     """Train the drafter `name` by its recipe, from its newest whole checkpoint if there is one.
 
     Raises:
         ConfigError: the run file has no such recipe.
     """
-    if name not in run.settings.train:
-        known = ", ".join(sorted(run.settings.train))
-        raise ConfigError(f"there is no recipe '{name}'", where="train", fix=f"use one of {known}")
+    check_recipe(run, name)
     reader = StatesReader(run.store, STATES)
     return train(
         reader,
@@ -141,9 +146,10 @@ def _probe(run: RunFolder, target: Target) -> Callable[[DFlashDrafter, int], dic
 def evaluate(run: RunFolder, target: Target, name: str, progress: Progress) -> dict[str, Any]:
     """Decode the held-out prompts with the target alone and with the drafter `name`; keep the result."""
     settings = run.settings.evaluate
+    drafter = load_trained(run, target, name)
     questions = prompts(run.settings.corpus, target.tokenizer)
     alone = evaluate_target(target, questions, settings, progress)
-    evaluation = evaluate_drafter(target, load_trained(run, target, name), questions, alone, settings, progress)
+    evaluation = evaluate_drafter(target, drafter, questions, alone, settings, progress)
     result = {
         "prompts": len(questions),
         "guard": alone.guard,

@@ -34,7 +34,8 @@ from drafthouse.corpus.sources import library
 from drafthouse.decode.evaluate import EvaluateSettings, evaluate_target
 from drafthouse.progress import Progress, Silent
 from drafthouse.target import Target
-from drafthouse.target.tiny import TinyShape, TinyTraining, train_tiny
+from drafthouse.target.adapter import check_device
+from drafthouse.target.tiny import TinyShape, TinyTraining, check_replaceable, train_tiny
 
 EMBEDDED = "embedded"
 EMBEDDED_RECIPE = Path(str(files("drafthouse.loop") / "embedded.yml"))
@@ -67,6 +68,8 @@ def train_embedded(settings: TargetSettings, out: Path, progress: Progress | Non
     held-out prompts (exact match by kind, repeated 4-grams, mean top-1 probability).
     """
     progress = progress or Silent()
+    check_replaceable(out)
+    check_device(settings.device)
     tokenizer = train_tokenizer(training_texts(settings.corpus, TOKENIZER_TEXTS), settings.vocab_size)
     samples = parallel_samples(settings.corpus, tokenizer, settings.corpus_parts, progress)
     held_out = list(token_samples(settings.corpus, tokenizer, "heldout"))[:HELD_OUT_LOSS_SAMPLES]

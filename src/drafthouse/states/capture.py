@@ -3,8 +3,7 @@ batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drafthouse.errors import OutOfMemoryError, StatesError
+from drafthouse.errors import StatesError
+from drafthouse.memory import fits
 from drafthouse.states.protocols import Taps
 from drafthouse.states.settings import ExtractSettings
 from drafthouse.states.shard import ShardSample
@@ -20,7 +20,6 @@ from drafthouse.states.spec import StatesSpec
 
 _DTYPE = torch.bfloat16
 _BYTES = 2
-_MEMORY_IS_FULL = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory")
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,11 @@ class Capture:
             OutOfMemoryError: the batch does not fit the device or the host; names its size and the settings.
         """
         samples = [shard[i] for i in batch.samples]
-        with _told_when_out_of_memory(len(samples), batch.length, self._target.device):
+        with fits(
+            f"a batch of {len(samples)} rows × {batch.length} tokens does not fit {self._target.device}",
+            where="extract",
+            fix="lower extract.batch_tokens or extract.rows, or extract.max_tokens",
+        ):
             return self._run(shard, batch, samples)
 
     @torch.no_grad()
@@ -232,20 +235,3 @@ class Capture:
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._copies)
         return host, ready
-
-
-@contextmanager
-def _told_when_out_of_memory(rows: int, length: int, device: torch.device) -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-            mark in str(error) for mark in _MEMORY_IS_FULL
-        )
-        if not full:
-            raise
-        raise OutOfMemoryError(
-            f"a batch of {rows} rows × {length} tokens does not fit {device}",
-            where="extract",
-            fix="lower extract.batch_tokens or extract.rows, or extract.max_tokens",
-        ) from error

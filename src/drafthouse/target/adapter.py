@@ -71,6 +71,7 @@ class Target:
         """
         folder = Path(path)
         where = str(folder)
+        check_device(device)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             architecture = config["architectures"][0]
@@ -236,6 +237,17 @@ class Target:
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings `[..., hidden]` of token ids `[...]`."""
         return cast(Tensor, cast(nn.Module, self.decoder.embed_tokens)(ids))
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise TargetError unless tensors can be made on `device`: it exists, and this torch was built for it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+        reason = str(error).partition("\n")[0].partition(", ")[0]
+        raise TargetError(
+            f"the device '{device}' cannot be used ({reason})", where="target.device", fix="use cpu, or cuda with a GPU"
+        ) from error
 
 
 def identity_of(folder: Path) -> str:

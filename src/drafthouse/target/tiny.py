@@ -24,7 +24,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from drafthouse.config import Settings, digest_of
-from drafthouse.errors import OutOfMemoryError, TargetError
+from drafthouse.errors import TargetError
+from drafthouse.memory import fits
 from drafthouse.muon import Muon
 from drafthouse.progress import Progress, Silent
 
@@ -219,10 +220,7 @@ def train_tiny(
             where="target.training.rows",
             fix="build a larger corpus or lower it",
         )
-    if out.exists() and not (out.is_dir() and _replaceable(out)):
-        raise TargetError(
-            "this is no trained small target and would be replaced", where=str(out), fix="give a new folder"
-        )
+    check_replaceable(out)
     pad_id = int(tokenizer.pad_token_id)
     config = shape.to_config(len(tokenizer), int(tokenizer.eos_token_id), pad_id)
     model = transformers.Qwen3_5ForCausalLM(config)
@@ -233,40 +231,36 @@ def train_tiny(
     curve: list[dict[str, Any]] = []
     tokens, began = 0, time.perf_counter()
     source = batches(samples, training.rows, training.seed, pad_id)
-    try:
-        with (progress or Silent()).task("train the small target", training.steps) as task:
-            for step in range(training.steps):
-                ids, mask = next(source)
-                tokens += int((ids != pad_id).sum())
-                ids, mask = ids.to(device), mask.to(device)
-                factor = learning_rate(step, training)
-                for optimizer, peak in zip(optimizers, peaks, strict=True):
-                    optimizer.param_groups[0]["lr"] = peak * factor
-                    optimizer.zero_grad(set_to_none=True)
-                loss, assistant_loss, accuracy = _step_loss(model, ids, mask, pad_id, training)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
-                for optimizer in optimizers:
-                    optimizer.step()
-                if step % training.log_every == 0 or step == training.steps - 1:
-                    entry = {
-                        "step": step,
-                        "tokens": tokens,
-                        "loss": round(loss.item(), 5),
-                        "assistant_loss": round(float(assistant_loss), 5),
-                        "assistant_accuracy": round(float(accuracy), 4),
-                        "seconds": round(time.perf_counter() - began, 2),
-                    }
-                    curve.append(entry)
-                    if on_log is not None:
-                        on_log(entry)
-                task.advance(1, None if step % 10 else f"loss {loss.item():.3f}")
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemoryError(
-            f"a batch of {training.rows} rows does not fit {device}",
-            where="target.training.rows",
-            fix="lower it",
-        ) from error
+    with (
+        fits(f"a batch of {training.rows} rows does not fit {device}", where="target.training.rows", fix="lower it"),
+        (progress or Silent()).task("train the small target", training.steps) as task,
+    ):
+        for step in range(training.steps):
+            ids, mask = next(source)
+            tokens += int((ids != pad_id).sum())
+            ids, mask = ids.to(device), mask.to(device)
+            factor = learning_rate(step, training)
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                optimizer.param_groups[0]["lr"] = peak * factor
+                optimizer.zero_grad(set_to_none=True)
+            loss, assistant_loss, accuracy = _step_loss(model, ids, mask, pad_id, training)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+            for optimizer in optimizers:
+                optimizer.step()
+            if step % training.log_every == 0 or step == training.steps - 1:
+                entry = {
+                    "step": step,
+                    "tokens": tokens,
+                    "loss": round(loss.item(), 5),
+                    "assistant_loss": round(float(assistant_loss), 5),
+                    "assistant_accuracy": round(float(accuracy), 4),
+                    "seconds": round(time.perf_counter() - began, 2),
+                }
+                curve.append(entry)
+                if on_log is not None:
+                    on_log(entry)
+            task.advance(1, None if step % 10 else f"loss {loss.item():.3f}")
     seconds = time.perf_counter() - began
     # What is stored is what is judged. Parameters only: rounded rotary frequencies would be another model.
     for parameter in model.parameters():
@@ -328,8 +322,14 @@ def _held_out(model: nn.Module, samples: Sequence[Sample], pad_id: int, device: 
     return {"assistant_loss": round(losses / counts, 5), "assistant_accuracy": round(rights / counts, 5)}
 
 
-def _replaceable(folder: Path) -> bool:
-    return (folder / "training.json").exists() or not any(folder.iterdir())
+def check_replaceable(folder: Path) -> None:
+    """Raise TargetError when writing a target to `folder` would replace something that is not one."""
+    if folder.exists() and not (
+        folder.is_dir() and ((folder / "training.json").exists() or not any(folder.iterdir()))
+    ):
+        raise TargetError(
+            "this is no trained small target and would be replaced", where=str(folder), fix="give a new folder"
+        )
 
 
 def _write(model: Any, tokenizer: Any, out: Path, report: dict[str, Any]) -> None:

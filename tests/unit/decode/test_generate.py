@@ -341,5 +341,6 @@ def test_rows_that_do_not_fit_are_told_in_one_sentence(
     with pytest.raises(OutOfMemoryError) as caught:
         run(pair, "chain", 5)
     assert str(caught.value) == (
-        f"decode.rows: decoding {len(pair.prompts)} prompts of up to {longest} tokens does not fit the device; lower it"
+        f"rows: decoding {len(pair.prompts)} prompts of up to {longest} tokens does not fit the device; decode"
+        " fewer prompts side by side"
     )
