@@ -190,7 +190,10 @@ def corpus_build(
     from drafthouse.loop.folder import RunFolder
 
     run = RunFolder.begin(out, file, overrides or [])
-    manifest = steps.build_corpus(run, steps.load_target(run), _progress(as_json))
+    target = steps.load_target(run)
+    steps.check_fit(run, target)
+    run.keep()
+    manifest = steps.build_corpus(run, target, _progress(as_json))
     kinds = ", ".join(f"{kind} {count.samples}" for kind, count in manifest.kinds.items())
     drops = ", ".join(f"{number} {reason}" for reason, number in manifest.drops.items()) or "none"
     _say(
@@ -281,13 +284,12 @@ def states_status(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     from collections import Counter
     from dataclasses import asdict
 
-    from drafthouse.corpus import CorpusReader
     from drafthouse.loop import steps
     from drafthouse.store import Board
 
     run = _run(out)
     board = Board(run.store, steps.STATES, ttl_s=run.settings.extract.ttl_s)
-    states = board.states(CorpusReader(run.store, steps.ANSWERS).shard_names)
+    states = board.states(steps.answers(run).shard_names)
     counts = Counter(state.status for state in states.values())
     _say(
         {"counts": counts, "shards": {name: asdict(state) for name, state in states.items()}},
@@ -448,10 +450,7 @@ def demo_verb(
     from drafthouse.loop.report import summary
 
     wanted = [*(overrides or []), *(["target.from_scratch=true"] if from_scratch else [])]
-    if not resume:
-        RunFolder.check(file, wanted)
-        RunFolder.clear(out)
-    run = RunFolder.begin(out, file, wanted)
+    run = RunFolder.begin(out, file, wanted, anew=not resume)
     report, page = Demo(run, _progress(as_json)).go()
     found = summary(report)
     shards, target = found["shards"], found["target"]

@@ -41,9 +41,9 @@ class TinyTaps(nn.Module):
             self.before(input_ids)
         rows, seq = input_ids.shape
         if out is None:
-            out = torch.empty(rows, seq, len(layer_ids) + 1, self.hidden_size)
+            out = torch.empty(rows, seq, len(layer_ids) + 1, self.hidden_size, device=self.device)
         states = self.embedding[input_ids]
-        steps = torch.arange(1, seq + 1)[None, :, None]
+        steps = torch.arange(1, seq + 1, device=self.device)[None, :, None]
         for layer, weight in enumerate(self.weights):
             states = states + torch.tanh((states.cumsum(1) / steps + states) @ weight)
             for slot, wanted in enumerate(layer_ids):

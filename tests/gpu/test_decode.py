@@ -71,7 +71,7 @@ def test_greedy_texts_and_passes_are_the_cpus(
     # The drafter's own near-ties may fall differently, which changes how much is accepted and no token.
     assert abs(passes - reference) <= 0.05 * reference
     if mode != "autoregressive":
-        assert passes < 0.8 * sum(one.target_passes for one in alone), "drafts are accepted"
+        assert passes < 0.95 * sum(one.target_passes for one in alone), "drafts are accepted"
 
 
 def verified(target: Target, prompts: list[np.ndarray], topology: Topology, drafts: torch.Tensor) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """Training on CUDA: the drafter's first steps and the small target's are the CPU's, and go on falling.
 
-The weights of step 0 come from a CPU generator, so the first loss differs by the rounding of one forward pass:
-1e-4 in float32, 2e-2 under bfloat16 autocast. Later losses part slowly: an update of Adam is nearly the sign of a
-gradient, and Muon's iteration runs in bfloat16 on CUDA and in float32 on the CPU.
+The weights of step 0 come from a CPU generator, so the first loss differs by the rounding of one forward pass (2e-4
+seen on an H200): 5e-4 in float32, 2e-2 under bfloat16 autocast. Later losses part slowly: an update of Adam is nearly
+the sign of a gradient, and Muon's iteration runs in bfloat16 on CUDA and in float32 on the CPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def losses(
     return found
 
 
-@pytest.mark.parametrize(("autocast", "first", "later"), [("off", 1e-4, 1e-2), ("bf16", 2e-2, 5e-2)])
+@pytest.mark.parametrize(("autocast", "first", "later"), [("off", 5e-4, 1e-2), ("bf16", 2e-2, 5e-2)])
 @pytest.mark.parametrize("recipe", [CE, STREAK], ids=["ce-adamw", "streak-muon-noise"])
 def test_the_drafter_learns_as_on_the_cpu(
     states: Store,
@@ -129,7 +129,7 @@ def test_muon_takes_the_librarys_path_on_an_accelerator(device: torch.device, mo
     monkeypatch.setattr("drafthouse.muon.orthogonalise", ours)
     moved = {}
     for where in (device, torch.device("cpu")):
-        weight = nn.Parameter(start.to(where))
+        weight = nn.Parameter(start.to(where, copy=True))
         optimizer = Muon([weight], lr=0.02, weight_decay=0.1)
         for _ in range(3):
             weight.grad = gradient.to(where)

@@ -223,7 +223,7 @@ class CorpusReader:
                 raise CorpusError(
                     f"shard {entry.key} is damaged: its bytes do not have the hash in its name",
                     where=self._name,
-                    fix="build the corpus again: it replaces the shard",
+                    fix="build or seal the corpus again: that replaces the shard",
                 )
             self._verified.add(name)
         return unpack(data, f"{self._name}/{entry.key}")

@@ -122,27 +122,30 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None when none was ever committed.
 
-        Folders that do not verify are named in a warning on the log. One without a manifest was never
+        Folders that are passed over for it are named in a warning on the log. One without a manifest was never
         committed (the process ended while writing it), so it does not stand in the way of a fresh start.
 
         Raises:
             DrafterError: checkpoints were committed but none verifies.
         """
-        problems = []
+        problems = {}
+        found = None
         for path in reversed(self._folders()):
             problem = verify(path)
             if problem is None:
-                return _read(path)
-            _log.warning("checkpoint %s is passed over: %s", path, problem)
-            if (path / MANIFEST).exists():
-                problems.append(f"{path.name}: {problem}")
-        if problems:
+                found = path
+                break
+            problems[path] = problem
+        committed = [f"{path.name}: {problem}" for path, problem in problems.items() if (path / MANIFEST).exists()]
+        if found is None and committed:
             raise DrafterError(
-                f"no checkpoint is whole ({'; '.join(problems)})",
+                f"no checkpoint is whole ({'; '.join(committed)})",
                 where=str(self.folder),
                 fix="delete the folder to start anew",
             )
-        return None
+        for path, problem in problems.items():
+            _log.warning("checkpoint %s is passed over: %s", path, problem)
+        return None if found is None else _read(found)
 
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())

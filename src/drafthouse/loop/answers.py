@@ -49,7 +49,9 @@ class Answering:
 
         Raises:
             StatesError: the run was begun with another target, corpus or sampling.
+            StoreError: the store cannot hold leases.
         """
+        self.store.probe()
         reader = CorpusReader(self.store, self.questions)
         names = reader.shard_names
         board = self._board()

@@ -18,6 +18,7 @@ from drafthouse.measure import collect_machine
 from drafthouse.progress import Progress, Task
 from drafthouse.states import StatesReader
 from drafthouse.store import Board
+from drafthouse.target import Target
 
 
 @dataclass
@@ -30,18 +31,20 @@ class Demo:
 
     def go(self) -> tuple[dict[str, Any], Path]:
         """Run every step that is not done yet; returns the report and the path of its page."""
-        run = self.run
+        run, scratch = self.run, self.run.settings.target.from_scratch
+        # What cannot work is refused before an earlier run is removed and minutes are spent.
+        target = None if scratch else self._target()
+        run.keep()
         self.facts = run.read("facts") or {
             "machine": collect_machine(),
             "command": " ".join(["drafthouse", *sys.argv[1:]]),
         }
         run.write("facts", self.facts)
-        if run.settings.target.from_scratch:
+        if target is None:
             with run.timed("target"):
                 steps.train_target(run, self.progress)
+                target = self._target()
         with run.timed("corpus"):
-            target = steps.load_target(run)
-            steps.drafter_config(run, target)  # a drafter that cannot fit is refused before minutes of work
             steps.build_corpus(run, target, self.progress)
         with run.timed("generate"):
             self._answers()
@@ -57,6 +60,11 @@ class Demo:
             json_path, page = make_report(run, target, self.facts)
             task.advance()
         return json.loads(json_path.read_text(encoding="utf-8")), page
+
+    def _target(self) -> Target:
+        target = steps.load_target(self.run)
+        steps.check_fit(self.run, target)
+        return target
 
     def _children(self) -> Children:
         return Children(self.run.path / "logs")

@@ -20,6 +20,23 @@ from drafthouse.store import Store
 from drafthouse.store.translate import explain
 
 RUN_FILE = "run.yml"
+# All that a run puts into its folder: whatever else lies there is not ours to remove.
+PARTS = (
+    RUN_FILE,
+    "facts.json",
+    "seconds.json",
+    "finished.json",
+    "evaluation-*.json",
+    "wall-clock.json",
+    "report.json",
+    "report.html",
+    "store",
+    "logs",
+    "drafters",
+    "target",
+    "target.*",
+    "*.partial",
+)
 # Settings that decide how fast a step is and not what comes out: they may differ between workers and restarts.
 FREE = (
     "threads",
@@ -41,6 +58,8 @@ FREE = (
     "evaluate.rows",
 )
 
+_ELSEWHERE = "choose another --out"
+
 
 class RunFolder:
     """Everything of one run under one folder.
@@ -52,30 +71,62 @@ class RunFolder:
         overrides: `--set` values in which `settings` differ from the folder's own, for further processes.
     """
 
-    def __init__(self, path: Path, settings: RunSettings, overrides: Sequence[str] = ()) -> None:
-        self.path, self.settings, self.overrides = path, settings, tuple(overrides)
+    def __init__(self, path: Path, settings: RunSettings, overrides: Sequence[str] = (), *, new: bool = False) -> None:
+        self.path, self.settings, self.overrides, self._new = path, settings, tuple(overrides), new
         self.store = Store.open(settings.store or str((path / "store").absolute()))
 
     @classmethod
-    def begin(cls, path: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> RunFolder:
-        """The run in `path`, begun with `file` (none: the demo's) and `--set` overrides if it is not there yet.
+    def begin(
+        cls, path: Path, file: Path | None = None, overrides: Sequence[str] = (), *, anew: bool = False
+    ) -> RunFolder:
+        """The run in `path`, or a new one of `file` (none: the demo's) and `--set` overrides.
+
+        Nothing is written or removed before `keep`.
+
+        Args:
+            anew: take a new one although there is a run; `keep` removes that.
 
         Raises:
-            ConfigError: the run file is wrong, the folder cannot be made, or it holds a run of other settings.
+            ConfigError: the run file is wrong, or `path` holds a run of other settings or something that no
+                run has put there.
         """
-        run_file = path / RUN_FILE
-        if run_file.exists():
+        if path.exists() and not path.is_dir():
+            raise ConfigError("this is a file, and a run is a folder", where=str(path), fix=_ELSEWHERE)
+        there = (path / RUN_FILE).exists()
+        if there and not anew:
             return cls.open(path, file, overrides)
         settings = load(RunSettings, file or DEMO_RUN_FILE, overrides)
-        run = cls(path, settings)
-        if path.exists() and not path.is_dir():
-            raise _not_a_folder(path)
+        foreign = _foreign(path)
+        if foreign is not None and not there:
+            raise ConfigError(f"this folder is not a run: it holds '{foreign}'", where=str(path), fix=_ELSEWHERE)
+        if there and file is not None and file.resolve() == (path / RUN_FILE).resolve():
+            foreign = RUN_FILE  # written by hand, or it would not be given
+        if foreign is not None:
+            raise ConfigError(
+                f"a new run replaces the run in this folder, and '{foreign}' would be lost",
+                where=str(path),
+                fix=f"{_ELSEWHERE}, or go on with --resume",
+            )
+        return cls(path, settings, new=True)
+
+    def keep(self) -> None:
+        """Make the folder of a new run, in place of the run that was there; an older run stays as it is.
+
+        Raises:
+            ConfigError: the folder cannot be made.
+            StoreError: its disk is full.
+        """
+        if not self._new:
+            return
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if (self.path / RUN_FILE).exists():
+                shutil.rmtree(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise explain(error, str(path)) from error
-        _write_text(run_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-        return run
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(f"the folder cannot be made ({reason})", where=str(self.path), fix=_ELSEWHERE) from error
+        _write_text(self.path / RUN_FILE, yaml.safe_dump(self.settings.model_dump(mode="json"), sort_keys=False))
+        self._new = False
 
     @classmethod
     def open(cls, path: Path, file: Path | None = None, overrides: Sequence[str] = ()) -> RunFolder:
@@ -103,29 +154,9 @@ class RunFolder:
             raise ConfigError(
                 f"this run was begun with other settings ({'; '.join(different[:3])})",
                 where=str(run_file),
-                fix="choose another --out, or delete the folder",
+                fix=f"{_ELSEWHERE}, or delete the folder",
             )
         return cls(path, wanted, [f"{key}={json.dumps(_at(values, key))}" for key in found])
-
-    @classmethod
-    def check(cls, file: Path | None, overrides: Sequence[str]) -> None:
-        """Raise ConfigError for a wrong run file, before anything is removed for it."""
-        load(RunSettings, file or DEMO_RUN_FILE, overrides)
-
-    @classmethod
-    def clear(cls, path: Path) -> None:
-        """Remove an earlier run in `path`, and nothing that is not a run.
-
-        Raises:
-            ConfigError: the folder holds something else.
-        """
-        if path.exists() and not path.is_dir():
-            raise _not_a_folder(path)
-        if not path.exists() or not any(path.iterdir()):
-            return
-        if not (path / RUN_FILE).exists():
-            raise ConfigError("this folder is not a run", where=str(path), fix="choose another --out")
-        shutil.rmtree(path)
 
     def target_path(self) -> Path:
         """Where a target trained from scratch lies."""
@@ -173,8 +204,13 @@ class RunFolder:
             self.write("finished", {"steps": [*finished["steps"], step]})
 
 
-def _not_a_folder(path: Path) -> ConfigError:
-    return ConfigError("this is a file, and a run is a folder", where=str(path), fix="choose another --out")
+def _foreign(path: Path) -> str | None:
+    """Name of something in the folder that no run has put there; of a folder without a run, anything."""
+    if not path.exists():
+        return None
+    known = PARTS if (path / RUN_FILE).exists() else (f"{RUN_FILE}.partial",)
+    names = sorted(entry.name for entry in path.iterdir())
+    return next((name for name in names if not any(fnmatchcase(name, part) for part in known)), None)
 
 
 def _at(values: Any, key: str) -> Any:

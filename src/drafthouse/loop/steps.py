@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from drafthouse.corpus import CorpusReader, Manifest, Prompt, build, prompts
+from drafthouse.corpus.shards import MANIFEST
+from drafthouse.corpus.template import ChatTemplate
 from drafthouse.decode import DecodeSettings, Stepper, decode
 from drafthouse.decode.evaluate import Evaluation, answer_text, evaluate_drafter, evaluate_target
 from drafthouse.decode.generate import Generation
@@ -38,6 +40,17 @@ def load_target(run: RunFolder) -> Target:
         return Target.load(run.target_path(), device=settings.device)
     path = embedded_target() if settings.path == EMBEDDED else settings.path
     return Target.load(path, device=settings.device)
+
+
+def check_fit(run: RunFolder, target: Target) -> None:
+    """Refuse before anything is written what later steps would refuse.
+
+    Raises:
+        CorpusError: the tokenizer has no chat template.
+        DrafterError: the drafter's shape does not fit the target, e.g. a tap beyond its last layer.
+    """
+    ChatTemplate(target.tokenizer)
+    drafter_config(run, target)
 
 
 def train_target(run: RunFolder, progress: Progress) -> dict[str, Any] | None:
@@ -72,6 +85,22 @@ def drafter_config(run: RunFolder, target: Target) -> DrafterConfig:
     )
 
 
+def answers(run: RunFolder) -> CorpusReader:
+    """The answered corpus.
+
+    Raises:
+        ConfigError: it is not sealed yet.
+        CorpusError: it is damaged.
+    """
+    if run.store.child(ANSWERS).head(MANIFEST) is None:
+        raise ConfigError(
+            "there are no sealed answers yet",
+            where=str(run.path),
+            fix="run `drafthouse corpus answer`, then `drafthouse corpus seal`",
+        )
+    return CorpusReader(run.store, ANSWERS)
+
+
 def extract_settings(run: RunFolder, target: Target) -> ExtractSettings:
     """The run's extraction, with the layers that its drafter reads."""
     layer_ids = tuple(drafter_config(run, target).target_layer_ids)
@@ -89,7 +118,7 @@ def extract(
     return run_worker(
         run.store,
         STATES,
-        CorpusReader(run.store, ANSWERS),
+        answers(run),
         target,
         extract_settings(run, target),
         worker,
@@ -180,10 +209,18 @@ def load_trained(run: RunFolder, target: Target, name: str) -> DFlashDrafter:
     """The exported drafter `name` of the run.
 
     Raises:
-        DrafterError: it is not there, damaged, or of another target.
+        ConfigError: it is not trained yet.
+        DrafterError: it is damaged, or of another target.
     """
+    folder = run.drafter_path(name) / "drafter"
+    if not folder.exists():
+        raise ConfigError(
+            f"the drafter '{name}' is not trained yet",
+            where=str(run.path),
+            fix=f"run `drafthouse drafter train {name}`",
+        )
     return load_drafter(
-        run.drafter_path(name) / "drafter",
+        folder,
         target_identity=target.identity,
         num_layers=target.num_layers,
         hidden_size=target.hidden_size,

@@ -109,7 +109,7 @@ def run_worker(
         folder = stack.enter_context(scratch(settings.scratch))
         heartbeat = stack.enter_context(Heartbeat(board, str(target.device)))
         pipeline = stack.enter_context(_Pipeline(board, heartbeat, settings, stop))
-        bar = (progress or Silent()).task(f"states of {run}", float(spec.shards))
+        bar = (progress or Silent()).task("hidden states", float(spec.shards))
         task = stack.enter_context(bar)
         loop = _Loop(board, spec, corpus_reader, Capture(target, spec), settings, worker, folder, pipeline)
         loop.run(store, task, on_shard)

@@ -82,6 +82,7 @@ class Target:
         if architecture not in DECODER_PATH:
             known = ", ".join(DECODER_PATH)
             raise TargetError(f"architecture {architecture} is not supported", where=where, fix=f"use {known}")
+        transformers.utils.logging.disable_progress_bar()  # who calls has one of its own, or wants silence
         try:
             model, report = getattr(transformers, architecture).from_pretrained(
                 folder, dtype=dtype, output_loading_info=True
@@ -241,13 +242,16 @@ class Target:
 
 def check_device(device: str | torch.device) -> None:
     """Raise TargetError unless tensors can be made on `device`: it exists, and this torch was built for it."""
+    where, fix = "target.device", "use cpu, or cuda where there is a GPU"
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise TargetError(f"'{device}' is no device", where=where, fix=fix) from error
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
-        reason = str(error).partition("\n")[0].partition(", ")[0]
-        raise TargetError(
-            f"the device '{device}' cannot be used ({reason})", where="target.device", fix="use cpu, or cuda with a GPU"
-        ) from error
+        reason = str(error).partition("\n")[0][:100]
+        raise TargetError(f"the device '{device}' cannot be used ({reason})", where=where, fix=fix) from error
 
 
 def identity_of(folder: Path) -> str:

@@ -324,9 +324,7 @@ def _held_out(model: nn.Module, samples: Sequence[Sample], pad_id: int, device: 
 
 def check_replaceable(folder: Path) -> None:
     """Raise TargetError when writing a target to `folder` would replace something that is not one."""
-    if folder.exists() and not (
-        folder.is_dir() and ((folder / "training.json").exists() or not any(folder.iterdir()))
-    ):
+    if folder.exists() and not (folder.is_dir() and ((folder / "training.json").exists() or not any(folder.iterdir()))):
         raise TargetError(
             "this is no trained small target and would be replaced", where=str(folder), fix="give a new folder"
         )

@@ -91,9 +91,9 @@ def test_the_silent_rewrite_by_transformers_is_caught(tmp_path: Path, state: str
     rewritten = Qwen3Config(**handed).to_dict()
     assert rewritten["sliding_window"] is None
     assert rewritten["layer_types"] == intended["layer_types"]
-    with pytest.raises(DrafterError, match=r"sliding_window: 8 → None") as caught:
+    with pytest.raises(DrafterError, match=r"sliding_window: 8 → null") as caught:
         compare_config(intended, rewritten, where="config.json")
-    assert "use_sliding_window: True → False" in sentence(caught)
+    assert "use_sliding_window: true → false" in sentence(caught)
     with pytest.raises(DrafterError, match="sliding_window is null"):
         DrafterConfig.from_hf_dict(rewritten | {"architectures": ["DFlashDraftModel"]})
 

@@ -1,0 +1,56 @@
+"""Rows of a result file: what was measured, against whom, where, and how to do it again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from drafthouse.measure import collect_machine
+
+
+def best_cpu_seconds(work: Callable[[], Any], repeats: int) -> float:
+    """Smallest CPU time of one call, all threads: what a busy machine disturbs least."""
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+class Rows:
+    """Collects rows `{name, value, unit, peer, ratio, bar, met, machine, versions, seed, command, date}`."""
+
+    def __init__(self, seed: int) -> None:
+        machine = collect_machine()
+        self._common = {
+            "versions": machine.pop("versions"),
+            "machine": machine,
+            "seed": seed,
+            "command": " ".join(["python", *(word for word in sys.argv if not word.startswith("/"))]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, name: str, value: float, unit: str, *, peer: str, ratio: float, bar: float | None = None) -> None:
+        """One figure; `ratio` is how many times better than the peer, `bar` the ratio that was aimed at."""
+        row = {
+            "name": name,
+            "value": round(value, 4),
+            "unit": unit,
+            "peer": peer,
+            "ratio": round(ratio, 3),
+            "bar": bar,
+            "met": None if bar is None else ratio >= bar,
+        }
+        self.rows.append(row | self._common)
+        print(f"{name:<44} {value:>12.4g} {unit:<18} {ratio:>6.2f}x {peer}")
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
