@@ -16,8 +16,9 @@ class Muon(torch.optim.Muon):
     """torch's Muon, orthogonalising in float32 on a CPU.
 
     The library's Newton-Schulz iteration runs in bfloat16, which on CPUs without AMX or AVX512-BF16 costs some
-    fifteen times as much as float32 (benchmarks/cpu_rooms.py). State, hyper-parameters and update rule are the library's. The update has
-    the RMS that AdamW's would have (`match_rms_adamw`), so that rates are comparable between shapes.
+    fifteen times as much as float32 (benchmarks/cpu_rooms.py). State, hyper-parameters and update rule are the
+    library's. The update has the RMS that AdamW's would have (`match_rms_adamw`), so that rates are comparable
+    between shapes.
     """
 
     def __init__(

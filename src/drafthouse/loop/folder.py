@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -225,5 +225,6 @@ def _write_text(file: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise explain(error, str(file)) from error

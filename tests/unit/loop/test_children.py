@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from drafthouse.loop import children
-from drafthouse.loop.children import Child, ChildError, Children, end_with_parent, proportional_bytes
+from drafthouse.loop.children import Child, ChildError, Children, proportional_bytes
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ class TestChildren:
         assert seen, "watched, at least once at the end"
 
     def test_one_that_fails_ends_the_others_and_is_quoted(self, tmp_path: Path) -> None:
-        with pytest.raises(ChildError) as caught, Children(tmp_path) as group:
+        fails = "import sys; sys.stderr.write('noise\\nerror: x: no room; make some\\n'); sys.exit(2)"
+        with Children(tmp_path) as group:
             other = group.start("other", SLEEPS)
-            group.start(
-                "extractor-1", "import sys; sys.stderr.write('noise\\nerror: x: no room; make some\\n'); sys.exit(2)"
-            )
-            group.wait(nothing)
-        assert str(caught.value) == (
-            f"{tmp_path}/extractor-1.log: extractor-1 failed (x: no room; make some); see the log"
-        )
+            group.start("extractor-1", fails)
+            with pytest.raises(ChildError) as caught:
+                group.wait(nothing)
+        log = tmp_path / "extractor-1.log"
+        assert str(caught.value) == f"{log}: extractor-1 failed (x: no room; make some); see the log"
         assert not other.running
 
     def test_one_that_dies_without_a_word(self, tmp_path: Path) -> None:
-        with pytest.raises(ChildError, match=r"quiet failed \(exit code -9\)"), Children(tmp_path) as group:
+        with Children(tmp_path) as group:
             group.start("quiet", "import os; os.kill(os.getpid(), 9)")
-            group.wait(nothing)
+            with pytest.raises(ChildError, match=r"quiet failed \(exit code -9\)"):
+                group.wait(nothing)
 
     def test_one_that_was_killed_on_purpose_is_no_failure(self, tmp_path: Path) -> None:
         with Children(tmp_path) as group:
@@ -78,9 +78,13 @@ class TestChildren:
         assert not victim.running
 
     def test_an_interrupt_leaves_nothing_running(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyboardInterrupt), Children(tmp_path) as group:
-            child = group.start("one", SLEEPS)
+        def interrupted() -> None:
             raise KeyboardInterrupt
+
+        group = Children(tmp_path)
+        child = group.start("one", SLEEPS)
+        with pytest.raises(KeyboardInterrupt), group:
+            group.wait(interrupted)
         assert not child.running
 
     def test_memory_of_all_together(self, tmp_path: Path) -> None:
@@ -132,12 +136,10 @@ class TestEndWithParent:
         assert child.process.wait(10) == 0
         assert child.log.read_text() == "ready\nawake\n"
 
-    def test_elsewhere_it_does_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A verb in a shell may well have a closed standard input."""
-        monkeypatch.delenv("DRAFTHOUSE_PARENT_ON_STDIN", raising=False)
-        script = dedent(FOLLOWS).format(0.1)
-        ended = subprocess.run(
-            [sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, check=True
-        )
-        assert ended.stdout == b"ready\nawake\n"
-        end_with_parent()
+
+def test_elsewhere_nobody_follows_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb in a shell may well have a closed standard input."""
+    monkeypatch.delenv("DRAFTHOUSE_PARENT_ON_STDIN", raising=False)
+    line = [sys.executable, "-c", dedent(FOLLOWS).format(0.1)]
+    ended = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    assert ended.stdout == b"ready\nawake\n"

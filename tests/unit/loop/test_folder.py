@@ -72,7 +72,7 @@ class TestBegin:
         folder = tmp_path / "project"
         folder.mkdir()
         mine = file.rename(folder / "run.yml")
-        with pytest.raises(ConfigError, match="'run.yml' would be lost"):
+        with pytest.raises(ConfigError, match=r"'run\.yml' would be lost"):
             RunFolder.begin(folder, mine, anew=True)
         assert mine.read_text(encoding="utf-8") == RUN_FILE
 
@@ -94,8 +94,8 @@ class TestOpen:
         with pytest.raises(ConfigError) as caught:
             RunFolder.open(run.path, overrides=["corpus.samples=64", "answers.seed=7", "extract.rows=3"])
         assert str(caught.value) == (
-            f"{run.path}/run.yml: this run was begun with other settings (answers.seed: 0 → 7; corpus.samples: 48 → 64);"
-            " choose another --out, or delete the folder"
+            f"{run.path}/run.yml: this run was begun with other settings"
+            " (answers.seed: 0 → 7; corpus.samples: 48 → 64); choose another --out, or delete the folder"
         )
 
     def test_another_file_is_another_run(self, run: RunFolder, file: Path) -> None:
