@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import transformers
+
 from drafthouse import cli
+
+# `main` says this by environment variables, which transformers reads when it is imported: too late here.
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from drafthouse import __version__
 from drafthouse.config import load
 from drafthouse.errors import DrafthouseError
-from drafthouse.loop.children import end_with_parent
+from drafthouse.loop.children import QUIET, end_with_parent
 from drafthouse.progress import Progress, Silent, Terminal
 
 if TYPE_CHECKING:
@@ -509,9 +509,8 @@ def _run(out: Path, overrides: list[str] | None = None) -> RunFolder:
 
 def main() -> None:
     """Entry point: an error that a user can cause is one sentence on stderr and exit code 2."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     end_with_parent()
     try:
         app()

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from drafthouse.errors import DrafthouseError
 
-# One thread a process: two processes of one thread do nearly twice the work of one process with two, and
-# libgomp's waiting threads must sleep instead of spin.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
+# For every `drafthouse` process: libgomp's waiting threads must sleep instead of spin, or a busy machine makes a
+# step many times slower; and libraries keep their own bars and warnings to themselves.
+QUIET = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+# Two processes of one thread do nearly twice the work of one process with two.
+ENVIRONMENT = {**QUIET, "OMP_NUM_THREADS": "1"}
 POLL_S = 0.3
 # Set for children: their standard input is a pipe that nobody writes to and that closes when the parent ends.
 _PIPED = "DRAFTHOUSE_PARENT_ON_STDIN"

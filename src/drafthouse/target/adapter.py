@@ -82,7 +82,6 @@ class Target:
         if architecture not in DECODER_PATH:
             known = ", ".join(DECODER_PATH)
             raise TargetError(f"architecture {architecture} is not supported", where=where, fix=f"use {known}")
-        transformers.utils.logging.disable_progress_bar()  # who calls has one of its own, or wants silence
         try:
             model, report = getattr(transformers, architecture).from_pretrained(
                 folder, dtype=dtype, output_loading_info=True

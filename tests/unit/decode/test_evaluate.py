@@ -9,6 +9,7 @@ import pytest
 
 from drafthouse.config import validate
 from drafthouse.corpus import CorpusSettings, Prompt, prompts
+from drafthouse.decode import DecodeSettings, Generation, decode, evaluate
 from drafthouse.decode.evaluate import (
     Baseline,
     EvaluateSettings,
@@ -86,6 +87,22 @@ def test_a_text_that_differs_is_counted(made: Made) -> None:
     settings = SETTINGS.model_copy(update={"budgets": (10,)})
     evaluation = evaluate_drafter(made.target, made.drafter, made.questions, other, settings)
     assert evaluation.identical == {"chain": 5, "tree": 5}
+
+
+def test_a_difference_under_any_budget_is_one_of_the_tree(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest tree is made to differ in one text; the headline budget is not."""
+
+    def other(stepper: Any, drafter: Any, asked: Any, plan: DecodeSettings, **others: Any) -> list[Generation]:
+        generations = decode(stepper, drafter, asked, plan, **others)
+        if plan.mode == "tree" and plan.budget == 7:
+            generations[0].tokens[0] += 1
+        return generations
+
+    monkeypatch.setattr(evaluate, "decode", other)
+    evaluation = evaluate_drafter(made.target, made.drafter, made.questions, made.baseline, SETTINGS)
+    by_budget = evaluation.modes["tree"]["by_budget"]
+    assert {budget: entry["identical"] for budget, entry in by_budget.items()} == {"7": 5, "10": 6}
+    assert evaluation.identical == {"chain": 6, "tree": 5}
 
 
 @pytest.mark.parametrize(
