@@ -86,7 +86,7 @@ class Demo:
             self._keep_peak(children)
 
     def _extract(self) -> None:
-        """Extraction by several workers, the first of which is killed when half of the shards are done."""
+        """Extraction by several workers, one of which is killed over a shard when half of the shards are done."""
         names = CorpusReader(self.run.store, steps.ANSWERS).shard_names
         board = Board(self.run.store, steps.STATES, ttl_s=self.run.settings.extract.ttl_s)
         with self._children() as children, self.progress.task("hidden states", len(names)) as task:
@@ -100,13 +100,12 @@ class Demo:
             def watch() -> None:
                 committed = len(names) - len(board.remaining(names))
                 shown.upto(committed)
-                victim = workers[0] if len(workers) > 1 and "killed_worker" not in self.facts else None
-                if victim is None or committed < len(names) // 2 or committed == len(names):
+                running = [worker for worker in workers if worker.running]
+                if "killed_worker" in self.facts or len(running) < 2 or not len(names) // 2 <= committed < len(names):
                     return
-                holds = any(
-                    state.status == "leased" and state.worker == victim.name for state in board.states(names).values()
-                )
-                if holds and victim.running:
+                holders = {state.worker for state in board.states(names).values() if state.status == "leased"}
+                victim = next((worker for worker in running if worker.name in holders), None)
+                if victim is not None:
                     victim.kill()
                     self.facts["killed_worker"] = victim.name
                     self.run.write("facts", self.facts)

@@ -26,9 +26,10 @@ from tests.loop_run import RUN_FILE, SHARDS, Walked
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first test waits for the whole demo, on machines that may be busy
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds children in /proc"),
 ]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Demo:
         left: those of them that had not ended soon after.
         answered: shards that were answered when it was killed.
         code, out, err: of the demo that went on.
-        seconds: that it took.
     """
 
     path: Path
@@ -51,7 +51,6 @@ class Demo:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def report(self) -> dict[str, Any]:
@@ -109,10 +108,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     answered = len(list((run / "store/runs/answers/done").glob("*")))
-    begin = time.monotonic()
     second = start("--resume", "--out", run)
-    out, err = second.communicate(timeout=2 * PATIENCE_S)
-    return Demo(run, len(children), left, answered, second.returncode, out, err, time.monotonic() - begin)
+    out, err = second.communicate(timeout=PATIENCE_S)
+    return Demo(run, len(children), left, answered, second.returncode, out, err)
 
 
 class TestKilledFromOutside:
@@ -152,10 +150,11 @@ class TestReport:
             "lost": 0,
             "duplicated": 0,
         }
-        assert shards["killed_worker"] == "extractor-0"
+        killed = shards["killed_worker"]
+        assert killed in {"extractor-0", "extractor-1"}
         redone = [row for row in shards["table"] if row["redone"]]
         assert len(redone) == shards["redone"] >= 1
-        assert {row["worker"] for row in redone} == {"extractor-1"}
+        assert killed not in {row["worker"] for row in redone}
         assert sum(row["samples"] for row in shards["table"]) == 48
 
     def test_summary_on_standard_output(self, demo: Demo) -> None:
@@ -172,7 +171,7 @@ class TestReport:
         assert {source for source in sources if not source.startswith(("#", "data:"))} == {"report.json"}
         assert "@import" not in page
         assert "<script" not in page
-        assert "extractor-0" in page, "who was killed"
+        assert demo.report["shards"]["killed_worker"] in page
 
     def test_command_and_machine_are_of_the_first_start(self, demo: Demo) -> None:
         assert "--file" in demo.report["command"]
@@ -196,7 +195,8 @@ class TestFolder:
             *("train-baseline", "train-ours", "evaluate-baseline", "evaluate-ours"),
         }
         assert json.loads((demo.path / "logs/train-ours.log").read_text(encoding="utf-8"))["steps"] == 12
-        assert (demo.path / "logs/extractor-0.log").read_bytes() == b"", "it was killed before it could say anything"
+        killed = demo.report["shards"]["killed_worker"]
+        assert (demo.path / f"logs/{killed}.log").read_bytes() == b"", "it was killed before it could say anything"
 
     def test_nothing_half_written_is_left(self, demo: Demo) -> None:
         names = [name for name in files_of(demo.path) if re.search(r"\.partial|\.tmp|\.new/|\.old/|#\d", name)]
@@ -234,18 +234,23 @@ class TestDeathChangesNothing:
 
 @dataclass(frozen=True)
 class Before:
-    """The run as it was before it was resumed although complete, and the seconds that this took."""
+    """The run as it was before it was resumed although complete."""
 
     files: dict[str, str]
     report: dict[str, Any]
-    seconds: float
+    logs: dict[str, int]
+
+
+def logs_of(demo: Demo) -> dict[str, int]:
+    """When the processes of the run last said something, or began to."""
+    return {path.name: path.stat().st_mtime_ns for path in (demo.path / "logs").iterdir()}
 
 
 @pytest.fixture(scope="module")
 def again(demo: Demo) -> Before:
-    files, report, begin = files_of(demo.path), demo.report, time.monotonic()
+    before = Before(files_of(demo.path), demo.report, logs_of(demo))
     assert drafthouse("demo", "--resume", "--out", demo.path, "--json").result["shards"]["committed"] == SHARDS
-    return Before(files, report, time.monotonic() - begin)
+    return before
 
 
 class TestAgain:
@@ -257,7 +262,7 @@ class TestAgain:
             return {name: sha256 for name, sha256 in files.items() if not name.endswith(changing)}
 
         assert kept(files_of(demo.path)) == kept(again.files)
-        assert again.seconds < 20
+        assert logs_of(demo) == again.logs, "no process was started"
         report = demo.report
         assert report.keys() == again.report.keys()
         assert [key for key in report if report[key] != again.report[key]] == ["created", "seconds"]
@@ -273,7 +278,7 @@ class TestAgain:
         (demo.path / "evaluation-ours.json").unlink()
         ended = drafthouse("demo", "--resume", "--out", demo.path, "--set", "evaluate.rows=3", "--set", "threads=1")
         assert (ended.code, ended.err.splitlines()[-1]) == (0, "report: done")
-        assert "redone after extractor-0 was killed" in ended.out
+        assert re.search(r"redone after extractor-\d was killed", ended.out)
         assert demo.report["greedy_identical"] is True
         assert demo.report["config"]["evaluate"]["rows"] == 3
         assert load(RunSettings, demo.path / "run.yml").evaluate.rows == 8
