@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rows import Rows, best_cpu_seconds
+from rows import Rows, race
 
 from drafthouse.corpus import CorpusReader, CorpusSettings, GrammarSource, build
 from drafthouse.decode import DecodeSettings, Stepper, decode, gdn
@@ -70,7 +70,7 @@ def extraction(rows: Rows, target: Target, repeats: int, samples: int) -> None:
                     save_file(tensors, Path(folder) / f"{sample.id}.safetensors")
 
         tokens = corpus.manifest.tokens
-        ours, forward, single = (best_cpu_seconds(work, repeats) for work in (captured, bare, naive))
+        ours, forward, single = race(repeats, captured, bare, naive)
     rows.add("states: capture and write", tokens / ours, "tokens/CPU-s", peer="bare forward", ratio=forward / ours)
     rows.add("states: capture and write", tokens / ours, "tokens/CPU-s", peer="file a sample", ratio=single / ours)
 
@@ -96,7 +96,7 @@ def decoding(rows: Rows, target: Target, repeats: int, prompts: list[np.ndarray]
             )
 
         tokens = ours()
-        mine, peer = best_cpu_seconds(ours, repeats), best_cpu_seconds(theirs, repeats)
+        mine, peer = race(repeats, ours, theirs)
         rows.add(
             f"decode: greedy, batch {batch}",
             tokens / mine,
@@ -129,7 +129,7 @@ def delta_rule(rows: Rows, repeats: int, lengths: tuple[int, ...]) -> None:
         def oracle(inputs: gdn.DeltaInputs = inputs, topology: Topology = topology) -> None:
             gdn.per_node(inputs, state, topology)
 
-        ours, peer = best_cpu_seconds(forest, repeats), best_cpu_seconds(oracle, repeats)
+        ours, peer = race(repeats, forest, oracle)
         rows.add(
             f"decode: gated delta rule, T={length}",
             ours * 1e3,
@@ -159,11 +159,10 @@ def drafter_step(rows: Rows, repeats: int) -> None:
         return work
 
     split, dense = (DFlashDrafter(config, attention=kind) for kind in ("split", "dense"))
-    ours, peer = best_cpu_seconds(step(split), repeats), best_cpu_seconds(step(dense), repeats)
+    ours, peer = race(repeats, step(split), step(dense))
     rows.add("drafter: split attention step", ours * 1e3, "CPU-ms", peer="dense SDPA", ratio=peer / ours)
     matrices = [parameter for parameter in split.parameters() if parameter.ndim == 2]
-    mine = best_cpu_seconds(Muon(matrices, lr=1e-4).step, repeats)
-    library = best_cpu_seconds(torch.optim.Muon(matrices, lr=1e-4).step, max(1, repeats // 2))
+    mine, library = race(repeats, Muon(matrices, lr=1e-4).step, torch.optim.Muon(matrices, lr=1e-4).step)
     rows.add("Muon in float32 on a CPU", mine * 1e3, "CPU-ms/step", peer="torch.optim.Muon", ratio=library / mine)
 
 

@@ -13,14 +13,18 @@ from typing import Any
 from drafthouse.measure import collect_machine
 
 
-def best_cpu_seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Smallest CPU time of one call, all threads: what a busy machine disturbs least."""
-    times = []
+def race(repeats: int, *works: Callable[[], Any]) -> list[float]:
+    """Smallest CPU seconds of one call of each, all threads: what a busy machine disturbs least.
+
+    They take turns, so that a machine that slows down or speeds up does so for all of them.
+    """
+    best = [float("inf")] * len(works)
     for _ in range(repeats):
-        began = time.process_time()
-        work()
-        times.append(time.process_time() - began)
-    return min(times)
+        for index, work in enumerate(works):
+            began = time.process_time()
+            work()
+            best[index] = min(best[index], time.process_time() - began)
+    return best
 
 
 class Rows:

@@ -15,7 +15,7 @@ from drafthouse.corpus import CorpusReader
 from drafthouse.drafter.metrics import read_metrics
 from drafthouse.errors import ConfigError
 from drafthouse.loop.folder import RunFolder
-from drafthouse.loop.steps import ANSWERS, STATES, drafter_config, load_trained, wall_clock
+from drafthouse.loop.steps import ANSWERS, CORPUS, STATES, drafter_config, load_trained, wall_clock
 from drafthouse.loop.tiny import EMBEDDED
 from drafthouse.measure import collect_machine, write_report
 from drafthouse.states import StatesReader
@@ -112,7 +112,7 @@ def _seeds(run: RunFolder) -> dict[str, Any]:
 
 def _corpus(run: RunFolder) -> dict[str, Any]:
     manifest = CorpusReader(run.store, ANSWERS).manifest
-    asked = CorpusReader(run.store, "corpus").manifest
+    asked = CorpusReader(run.store, CORPUS).manifest
     return {
         "samples": manifest.samples,
         "tokens": manifest.tokens,

@@ -24,7 +24,6 @@ from drafthouse.loop.folder import RunFolder
 from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
 from drafthouse.progress import Progress
 from drafthouse.states import ExtractSettings, StatesReader, WorkerSummary, run_worker
-from drafthouse.states.worker import OnShard
 from drafthouse.target import Target
 
 CORPUS, ANSWERS, STATES = "corpus", "answers", "states"
@@ -107,24 +106,9 @@ def extract_settings(run: RunFolder, target: Target) -> ExtractSettings:
     return run.settings.extract.model_copy(update={"layer_ids": layer_ids})
 
 
-def extract(
-    run: RunFolder,
-    target: Target,
-    worker: str | None,
-    progress: Progress,
-    on_shard: OnShard | None = None,
-) -> WorkerSummary:
+def extract(run: RunFolder, target: Target, worker: str | None, progress: Progress) -> WorkerSummary:
     """Work on the hidden states of the answered corpus until all its shards are committed."""
-    return run_worker(
-        run.store,
-        STATES,
-        answers(run),
-        target,
-        extract_settings(run, target),
-        worker,
-        progress,
-        on_shard,
-    )
+    return run_worker(run.store, STATES, answers(run), target, extract_settings(run, target), worker, progress)
 
 
 def check_recipe(run: RunFolder, name: str) -> None:

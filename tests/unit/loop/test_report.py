@@ -16,11 +16,6 @@ from tests.command_line import drafthouse, files_of
 from tests.loop_run import SHARDS, Walked
 
 
-@pytest.fixture(scope="module")
-def target(walked: Walked) -> Target:
-    return steps.load_target(RunFolder.open(walked.path))
-
-
 class TestVerdict:
     LENGTHS = {"ours": {"chain": 3.0, "tree": 3.5}, "baseline": {"chain": 2.0, "tree": 2.5}}  # noqa: RUF012
 

@@ -24,16 +24,6 @@ from tests.loop_run import SHARDS, Walked
 
 
 @pytest.fixture(scope="module")
-def walked_run(walked: Walked) -> RunFolder:
-    return RunFolder.open(walked.path)
-
-
-@pytest.fixture(scope="module")
-def target(walked_run: RunFolder) -> Target:
-    return steps.load_target(walked_run)
-
-
-@pytest.fixture(scope="module")
 def evaluation(walked: Walked) -> dict[str, Any]:
     found: dict[str, Any] = walked.results["evaluate"]["ours"]
     return found
