@@ -6,7 +6,7 @@ QUIET := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 TOKENIZERS_PARALLELISM=false
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format system-packages clean
+.PHONY: help install demo test test-containers test-vm lint format system-packages container-packages vm-packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -22,8 +22,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## the whole loop on this machine, report in runs/demo (FROM_SCRATCH=1 trains the target too)
 	$(QUIET) $(BIN)/drafthouse demo $(if $(FROM_SCRATCH),--from-scratch) $(DEMO_ARGS)
 
+# The command-line tools of the environment (ansible, molecule) are found by name, as a user finds them.
+PYTEST := PATH="$(abspath $(BIN)):$$PATH" $(QUIET) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
 test: lint  ## lint, types and every test that needs no engine, VM or GPU
-	$(QUIET) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m 'not containers and not vm' -n 2 --dist loadfile --durations 15 $(PYTEST_ARGS)
+
+test-containers: $(STAMP)  ## roles on real distributions in Docker containers (root; see container-packages)
+	$(PYTEST) -m containers --durations 15 $(PYTEST_ARGS)
+
+test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKMS and LXC (root; see vm-packages)
+	$(PYTEST) -m vm --durations 15 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -34,9 +43,19 @@ format: $(STAMP)  ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-system-packages:  ## as root on Debian or Ubuntu: what the browser tests use (they are skipped without it)
+APT := apt-get install -y -qq --no-install-recommends
+
+system-packages:  ## as root on Debian or Ubuntu: what `make test` uses beside Python (those tests are skipped without it)
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
+	$(APT) chromium curl fonts-dejavu-core
+
+container-packages:  ## as root on Debian or Ubuntu: what `make test-containers` uses
+	apt-get update -qq
+	$(APT) docker.io mmdebstrap
+
+vm-packages:  ## as root on Debian or Ubuntu: what `make test-vm` uses
+	apt-get update -qq
+	$(APT) bc busybox-static cpio kmod linux-headers-cloud-amd64 lxc mmdebstrap qemu-system-x86 qemu-utils
 
 clean:  ## remove the environment, caches and demo runs
 	rm -rf $(VENV) build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

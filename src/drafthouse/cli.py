@@ -15,7 +15,9 @@ from drafthouse import __version__
 from drafthouse.config import load
 from drafthouse.errors import DrafthouseError
 from drafthouse.loop.children import QUIET, end_with_parent
+from drafthouse.measure.roofline.cli import roofline
 from drafthouse.progress import Progress, Silent, Terminal
+from drafthouse.serve.cli import app as serve_app
 
 if TYPE_CHECKING:
     from drafthouse.loop.folder import RunFolder
@@ -85,6 +87,7 @@ for name, group in (
     ("states", states_app),
     ("drafter", drafter_app),
     ("store", store_app),
+    ("serve", serve_app),
 ):
     app.add_typer(group, name=name)
 
@@ -466,6 +469,9 @@ def demo_verb(
         f"report: {page}",
     ]
     _say(found, as_json, "\n".join(lines))
+
+
+app.command("roofline")(roofline)
 
 
 @store_app.command("probe")
