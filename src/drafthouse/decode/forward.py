@@ -263,9 +263,6 @@ def _delta(mixer: Any, hidden: Tensor, memory: DeltaState, topology: Topology) -
     query = query.reshape(rows, length, -1, mixer.head_k_dim).float()
     key = key.reshape(rows, length, -1, mixer.head_k_dim).float()
     value = value.reshape(rows, length, -1, mixer.head_v_dim).float()
-    groups = mixer.num_v_heads // mixer.num_k_heads
-    if groups > 1:
-        query, key = query.repeat_interleave(groups, dim=2), key.repeat_interleave(groups, dim=2)
     inputs = gdn.DeltaInputs(
         query=_unit(query) * mixer.head_k_dim**-0.5,
         key=_unit(key),

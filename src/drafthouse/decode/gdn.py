@@ -8,13 +8,21 @@ Unrolled along a root path this is a unit lower triangular system over the node 
 form of Gated DeltaNet, arXiv 2412.06464, restricted to ancestors as in arXiv 2607.06763): entries between
 branches are exactly zero, so every node gets what its own path run alone would give, from one read of S_0.
 
-Shapes: query, key `[rows, T, heads, key_dim]` (L2-normalised, query scaled), value `[rows, T, heads,
-value_dim]`, g, beta `[rows, T, heads]`, state `[rows, heads, key_dim, value_dim]`; all float32.
+Shapes: query, key `[rows, T, key_heads, key_dim]` (L2-normalised, query scaled), value `[rows, T, heads,
+value_dim]`, g, beta `[rows, T, heads]`, state `[rows, heads, key_dim, value_dim]`; all float32. Consecutive value
+heads share a key head, `heads / key_heads` of them.
+
+On CUDA `forest_forward` and `replay` run as the Triton kernels of `gdn_triton` where these take the shapes; what
+stands here is their definition, and what runs elsewhere.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -39,8 +47,17 @@ def forest_forward(inputs: DeltaInputs, state: Tensor, topology: Topology) -> tu
     Returns:
         output `[rows, T, heads, value_dim]` and u `[rows, heads, T, value_dim]`.
     """
-    query, key, value = (x.transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value))
-    g, beta = inputs.g.transpose(1, 2), inputs.beta.transpose(1, 2)
+    kernels = _kernels(inputs, state)
+    if kernels is not None:
+        output, updates = kernels.forest_forward(inputs, state, topology)
+        return output, updates
+    return chunk_form(inputs, state, topology)
+
+
+def chunk_form(inputs: DeltaInputs, state: Tensor, topology: Topology) -> tuple[Tensor, Tensor]:
+    """`forest_forward` in PyTorch, on any device: the reference of the kernels, and what runs without them."""
+    query, key = (_per_value_head(x, inputs).transpose(1, 2) for x in (inputs.query, inputs.key))
+    value, g, beta = (x.transpose(1, 2) for x in (inputs.value, inputs.g, inputs.beta))
     cumulative = _path_sums(g, topology)
     gamma = cumulative.exp().unsqueeze(-1)
     decay = _decay(cumulative, topology)
@@ -68,7 +85,8 @@ def fold(inputs: DeltaInputs, updates: Tensor, state: Tensor, topology: Topology
     total = cumulative[row, :, at]
     weight = (total.unsqueeze(-1) - cumulative).masked_fill(~on_path, -torch.inf).exp()
     decayed = torch.where((leaf >= 0)[:, None], total.exp(), 1.0)[..., None, None] * state
-    return decayed + (inputs.key.transpose(1, 2) * weight.unsqueeze(-1)).transpose(-1, -2) @ updates
+    key = _per_value_head(inputs.key, inputs).transpose(1, 2)
+    return decayed + (key * weight.unsqueeze(-1)).transpose(-1, -2) @ updates
 
 
 def replay(inputs: DeltaInputs, state: Tensor, path: Tensor, counts: Tensor) -> Tensor:
@@ -76,10 +94,20 @@ def replay(inputs: DeltaInputs, state: Tensor, path: Tensor, counts: Tensor) -> 
 
     The accepted path is at most a block long, and this keeps the rounding of sequential decoding.
     """
+    kernels = _kernels(inputs, state)
+    if kernels is not None:
+        following: Tensor = kernels.replay(inputs, state, path, counts)
+        return following
+    return step_by_step(inputs, state, path, counts)
+
+
+def step_by_step(inputs: DeltaInputs, state: Tensor, path: Tensor, counts: Tensor) -> Tensor:
+    """`replay` in PyTorch, on any device."""
     row = torch.arange(path.shape[0], device=path.device)
+    keys = _per_value_head(inputs.key, inputs)
     for step in range(int(counts.max())):
         node = path[:, step]
-        k, v = inputs.key[row, node], inputs.value[row, node]
+        k, v = keys[row, node], inputs.value[row, node]
         following = _delta_step(state, k, v, inputs.g[row, node], inputs.beta[row, node])
         alive = step < counts
         # Copying whole states is what a round costs: rows are told apart only where they differ.
@@ -92,19 +120,42 @@ def per_node(inputs: DeltaInputs, state: Tensor, topology: Topology) -> Tensor:
     rows, length = topology.parents.shape
     row = torch.arange(rows, device=state.device)
     states = torch.stack([state] * (length + 1), dim=1)
+    query, key = _per_value_head(inputs.query, inputs), _per_value_head(inputs.key, inputs)
     outputs = []
     for node in range(length):
         parent = torch.where(topology.parents[:, node] < 0, length, topology.parents[:, node])
         after = _delta_step(
             states[row, parent],
-            inputs.key[:, node],
+            key[:, node],
             inputs.value[:, node],
             inputs.g[:, node],
             inputs.beta[:, node],
         )
         states[:, node] = after
-        outputs.append((after * inputs.query[:, node].unsqueeze(-1)).sum(-2))
+        outputs.append((after * query[:, node].unsqueeze(-1)).sum(-2))
     return torch.stack(outputs, dim=1)
+
+
+def _kernels(inputs: DeltaInputs, state: Tensor) -> ModuleType | None:
+    """The Triton kernels, where they can run."""
+    if state.device.type != "cuda":
+        return None
+    kernels = _import_kernels()
+    return kernels if kernels is not None and kernels.supports(inputs, state) else None
+
+
+@functools.cache
+def _import_kernels() -> ModuleType | None:
+    """Triton comes with PyTorch's CUDA builds for Linux, and with no other."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("drafthouse.decode.gdn_triton")
+
+
+def _per_value_head(x: Tensor, inputs: DeltaInputs) -> Tensor:
+    """`[rows, T, key_heads, key_dim]` as `[rows, T, heads, key_dim]`."""
+    groups = inputs.value.shape[2] // x.shape[2]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=2)
 
 
 def _delta_step(state: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
