@@ -29,15 +29,16 @@ test: lint  ## lint, types and every test that needs no engine, VM or GPU
 	$(PYTEST) -m 'not containers and not vm' -n 2 --dist loadfile --durations 15 $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## roles on real distributions in Docker containers (root; see container-packages)
-	$(PYTEST) -m containers --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m containers -rs --durations 15 $(PYTEST_ARGS)
 
 test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKMS and LXC (root; see vm-packages)
-	$(PYTEST) -m vm --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m vm -rs --durations 15 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd ansible/module_utils && $(abspath $(BIN))/mypy --strict --cache-dir ../../.mypy_cache gpu_host
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix .
@@ -55,7 +56,7 @@ container-packages:  ## as root on Debian or Ubuntu: what `make test-containers`
 
 vm-packages:  ## as root on Debian or Ubuntu: what `make test-vm` uses
 	apt-get update -qq
-	$(APT) bc busybox-static cpio kmod linux-headers-cloud-amd64 lxc mmdebstrap qemu-system-x86 qemu-utils
+	$(APT) e2fsprogs mmdebstrap openssh-client qemu-system-x86 qemu-utils
 
 clean:  ## remove the environment, caches and demo runs
 	rm -rf $(VENV) build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
