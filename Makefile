@@ -6,7 +6,7 @@ QUIET := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 TOKENIZERS_PARALLELISM=false
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-containers test-vm lint format system-packages container-packages vm-packages clean
+.PHONY: help install demo test test-containers test-vm engine lint format system-packages container-packages vm-packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -25,14 +25,24 @@ demo: $(STAMP)  ## the whole loop on this machine, report in runs/demo (FROM_SCR
 # The command-line tools of the environment (ansible, molecule) are found by name, as a user finds them.
 PYTEST := PATH="$(abspath $(BIN)):$$PATH" $(QUIET) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# Files in order: the long ones of tests/roles come early and not last, when one of two processes would wait.
 test: lint  ## lint, types and every test that needs no engine, VM or GPU
-	$(PYTEST) -m 'not containers and not vm' -n 2 --dist loadfile --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m 'not containers and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## roles on real distributions in Docker containers (root; see container-packages)
 	$(PYTEST) -m containers -rs --durations 15 $(PYTEST_ARGS)
 
 test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKMS and LXC (root; see vm-packages)
 	$(PYTEST) -m vm -rs --durations 15 $(PYTEST_ARGS)
+
+ENGINE_STAMP := .venv-engine/.installed
+
+$(ENGINE_STAMP): tests/engine/install.sh tests/engine/repair_torchvision.py
+	tests/engine/install.sh .venv-engine .venv-load
+	touch $@
+
+engine: $(STAMP) $(ENGINE_STAMP)  ## a real engine on the CPU: canary and sweep with an exported drafter
+	$(PYTEST) -m engine -rs --durations 5 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ def kpro5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def _site(running: Machine, book: str = "site.yml") -> Run:
-    done = playbook(running.folder, book, "--limit", "kpro5", "--extra-vars", "lxc_gpu_restart=true")
+    done = playbook(running.folder, book, "--limit", "kpro5")
     assert done.rc == 0, done.text
     return done
 

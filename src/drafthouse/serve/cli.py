@@ -182,3 +182,93 @@ def canary_verb(
     _say(report.as_dict(), as_json, "\n".join(lines))
     if not report.passed:
         raise typer.Exit(1)
+
+
+@app.command("sweep")
+def sweep_verb(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PROFILE]", help="Name under inventory/profiles, or a YAML file.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Address of the server; default: the profile's host and port.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Served name; default: the profile's.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Folder or hub id, to make prompts of a length; default: model.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Results; a sweep there is continued.")] = Path(
+        "runs/sweep"
+    ),
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="N,N,…", help="Requests at once; default: 1 to 100.")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="N,N,…", help="Tokens of a prompt; default: 1K to 120K.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All pairs, instead of both axes through the smallest values.")
+    ] = False,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", min=2, help="Tokens of every answer.")] = 256,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Requests that each concurrent user sends.")] = 3,
+    limit_s: Annotated[float, typer.Option("--limit", help="Seconds after which a point is given up.")] = 3_600,
+    generator: Annotated[
+        Literal["guidellm", "aiperf"] | None, typer.Option("--generator", help="Default: the one that is installed.")
+    ] = None,
+    program: Annotated[
+        Path | None, typer.Option("--program", metavar="FILE", help="Its console script, in any environment.")
+    ] = None,
+    overrides: Overrides = None,
+    profiles: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a server over concurrency and context; exit code 1 when requests failed.
+
+    An existing load generator sends the requests, acceptance is read from the engine's own counters. Writes
+    sweep.json (which `drafthouse roofline --sweep` reads), sweep.md and sweep.png. Run again, it goes on where it
+    stood.
+
+    [dim]Examples:[/dim]
+
+      drafthouse serve sweep qwen3.6-27b-mtp-a6000x2 --out runs/sweep-mtp
+
+      drafthouse serve sweep qwen3.6-27b-mtp-a6000x2 --concurrency 1,10,100 --context 1024,32768 --full
+
+      drafthouse serve sweep qwen3.6-27b-mtp-a6000x2 --url http://192.0.2.20:30000 --generator aiperf --json
+    """
+    from drafthouse.serve.load import load_profile
+    from drafthouse.serve.sweep import run_sweep
+    from drafthouse.serve.sweep_generators import find_generator
+    from drafthouse.serve.sweep_plan import Load, places, server
+    from drafthouse.serve.sweep_plots import picture
+    from drafthouse.serve.sweep_result import aligned
+
+    profile = load_profile(name, overrides or [], profiles) if name is not None else None
+    target = server(profile, url=url, model=model, tokenizer=tokenizer)
+    load = Load(output_tokens=output_tokens, rounds=rounds, limit_s=limit_s)
+    points = places(target, load, _numbers(concurrency), _numbers(context), full=full)
+    found = find_generator(generator, program)
+    progress = Silent() if as_json else Terminal(Console(stderr=True))
+    sweep = run_sweep(target, load, points, found, out, progress)
+    lines = [aligned(sweep.points)]
+    if len(sweep.broken) < len(sweep.points):
+        picture(out / "sweep.png", f"{target.model}, measured by {found.name}", sweep.points)
+        lines.append(str(out / "sweep.png"))
+    lines += [
+        f"BROKEN {one.context} tokens, {one.concurrency} at once: {one.measured.failed} of {one.measured.asked}"
+        f" requests failed ({one.measured.reason or 'without a reason'})"
+        for one in sweep.broken
+    ]
+    _say(sweep.as_dict(), as_json, "\n".join(lines))
+    if sweep.broken:
+        raise typer.Exit(1)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    from drafthouse.serve.sweep_plan import SweepError
+
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise SweepError(f"'{text}' is no list of whole numbers", where="sweep", fix="write 1,10,100") from None

@@ -62,7 +62,7 @@ class TestHelp:
             assert GROUP.commands[verb].make_context(verb, words).params["name"] == MTP or "dflash" in line
 
     def test_every_verb_has_json(self) -> None:
-        assert sorted(GROUP.commands) == ["canary", "check", "plan"]
+        assert sorted(GROUP.commands) == ["canary", "check", "plan", "sweep"]
         for command in GROUP.commands.values():
             assert any("--json" in parameter.opts for parameter in command.params)
 
