@@ -6,7 +6,7 @@ QUIET := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 TOKENIZERS_PARALLELISM=false
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-containers test-vm engine lint format system-packages container-packages vm-packages clean
+.PHONY: help install demo test test-containers test-images test-vm engine images lint format system-packages container-packages vm-packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -27,13 +27,19 @@ PYTEST := PATH="$(abspath $(BIN)):$$PATH" $(QUIET) OMP_NUM_THREADS=1 $(BIN)/pyth
 
 # Files in order: the long ones of tests/roles come early and not last, when one of two processes would wait.
 test: lint  ## lint, types and every test that needs no engine, VM or GPU
-	$(PYTEST) -m 'not containers and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m 'not containers and not images and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 test-containers: $(STAMP)  ## roles on real distributions in Docker containers (root; see container-packages)
 	$(PYTEST) -m containers -rs --durations 15 $(PYTEST_ARGS)
 
+test-images: $(STAMP)  ## the CPU images built and run (root; see container-packages)
+	$(PYTEST) -m images -rs --durations 5 $(PYTEST_ARGS)
+
 test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKMS and LXC (root; see vm-packages)
 	$(PYTEST) -m vm -rs --durations 15 $(PYTEST_ARGS)
+
+images: $(STAMP)  ## the images for a CPU (CA_BUNDLE=FILE, PIP_CONF=FILE: optional build secrets)
+	$(BIN)/python docker/build.py base-cpu extract-cpu train-cpu
 
 ENGINE_STAMP := .venv-engine/.installed
 

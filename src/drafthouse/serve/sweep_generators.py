@@ -4,8 +4,8 @@
 * aiperf (NVIDIA, Apache-2.0), options and export of 0.13: flags in, `profile_export_aiperf.json` out. It needs no
   torch.
 
-Both end with exit code 0 when requests have failed (guidellm even when all of them have; aiperf then leaves no
-export). Nothing here believes an exit code: requests are counted in the result file, and what is missing there counts
+guidellm ends with exit code 0 even when every request has failed; aiperf ends with 1 then and leaves no export. Nothing
+here believes an exit code: requests are counted in the result file, and what is missing there counts
 as failed.
 """
 
