@@ -36,7 +36,7 @@ test-images: $(STAMP)  ## the CPU images built and run (root; see container-pack
 	$(PYTEST) -m images -rs --durations 5 $(PYTEST_ARGS)
 
 test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKMS and LXC (root; see vm-packages)
-	$(PYTEST) -m vm -rs --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m vm -rs -n 2 --dist loadfile --durations 15 $(PYTEST_ARGS) tests/vm
 
 images: $(STAMP)  ## the images for a CPU (CA_BUNDLE=FILE, PIP_CONF=FILE: optional build secrets)
 	$(BIN)/python docker/build.py base-cpu extract-cpu train-cpu

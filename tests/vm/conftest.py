@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,18 @@ def playbooks(machine: Machine, folder: Path) -> Playbooks:
     work.mkdir()
     _, sha256 = pack(VERSION, machine.image.folder / "libraries", cache)
     return Playbooks(machine, work, cache, VERSION, sha256, TIMES)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands its times to the process that prints them."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["vm_times"] = TIMES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    TIMES.extend(tuple(each) for each in getattr(node, "workeroutput", {}).get("vm_times", ()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
