@@ -104,6 +104,7 @@ class ModelFacts:
     """What a host has of one model.
 
     Attributes:
+        present: the model has a folder, whatever is in it.
         files: relative path -> what lies there.
         partial: relative path -> bytes of a download that was broken off.
         free: free bytes of the disk that the store is on.
@@ -113,6 +114,7 @@ class ModelFacts:
         recorded: the record as it is.
     """
 
+    present: bool = False
     files: dict[str, Found] = field(default_factory=dict)
     partial: dict[str, int] = field(default_factory=dict)
     free: int = 0
@@ -162,7 +164,7 @@ def sha256_of(path: str) -> str:
 
 def look(world: World, desired: ModelDesired) -> ModelFacts:
     """Read what the host has. Files that the record vouches for (same size and time) are not read again."""
-    facts = ModelFacts()
+    facts = ModelFacts(present=world.exists(desired.folder))
     recorded = world.read(f"{desired.folder}/{RECORD}")
     facts.recorded = recorded
     vouched = _record_of(recorded)
@@ -201,7 +203,7 @@ def plan(facts: ModelFacts, desired: ModelDesired) -> Plan:
     """What to fetch, what to quarantine; refuses before the first byte what cannot end well."""
     made = Plan()
     if desired.absent:
-        if facts.files or facts.partial or facts.recorded is not None:
+        if facts.present:
             made.steps.append(Step("remove-model", desired.folder, "the inventory no longer lists this model"))
         return made
     missing = [file for file in desired.files if not _is_good(file, facts)]

@@ -191,6 +191,15 @@ def test_removal_takes_the_whole_folder(tmp_path: Path) -> None:
     assert plan(look(World(), absent), absent).steps == []
 
 
+def test_removal_takes_a_download_that_was_broken_off(tmp_path: Path) -> None:
+    partial = tmp_path / "target/r1" / PARTIAL / "model-00001.safetensors"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(WEIGHTS[:1000])
+    absent = desired_of(tmp_path, "", files=(), absent=True)
+    apply(plan(look(World(), absent), absent), World(), handlers(absent))
+    assert not (tmp_path / "target/r1").exists()
+
+
 def test_credentials_stay_out_of_the_list_of_processes(tmp_path: Path) -> None:
     server = Behaviour({"bucket/m/model-00001.safetensors": WEIGHTS})
     seen: list[list[str]] = []
