@@ -46,3 +46,7 @@ class DrafterError(DrafthouseError):
 
 class OutOfMemoryError(DrafthouseError):
     """The batch that was asked for does not fit the device."""
+
+
+class FleetError(DrafthouseError):
+    """A node, a job or the inventory that an operation on the fleet cannot go on with."""

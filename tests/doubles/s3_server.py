@@ -1,16 +1,19 @@
-"""A test double of an S3 server: as much S3 as obstore needs, with faults that real servers show rarely."""
+"""Test doubles around S3: a server with faults that real ones show rarely, and a proxy that loses answers."""
 
 from __future__ import annotations
 
 import hashlib
+import random
+import socket
+import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 
@@ -28,6 +31,8 @@ class Faults:
     """500 InternalError, and nothing is stored."""
     short_reads: bool = False
     """Ranges end one byte early."""
+    lose_completions: int = 0
+    """A multipart upload is completed, its id forgotten, and the connection closed without an answer."""
     puts: int = 0
     """PUT requests seen so far."""
 
@@ -39,6 +44,7 @@ class S3Double:
     endpoint: str
     faults: Faults = field(default_factory=Faults)
     objects: dict[str, bytes] = field(default_factory=dict)
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -74,6 +80,10 @@ class _Handler(BaseHTTPRequestHandler):
         double, faults, name = self.double, self.double.faults, self._name()
         with double.lock:
             faults.puts += 1
+            query = self._query()
+            if "uploadId" in query:
+                double.uploads[query["uploadId"]][int(query["partNumber"])] = body
+                return self._answer(200, b"", {"ETag": _etag(body)})
             if faults.conflicts:
                 faults.conflicts -= 1
                 return self._error(409, "ConditionalRequestConflict")
@@ -90,10 +100,33 @@ class _Handler(BaseHTTPRequestHandler):
                 return None
         return self._answer(200, b"", {"ETag": _etag(body)})
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        double, query = self.double, self._query()
+        with double.lock:
+            if "uploads" in query:
+                identity = f"upload-{len(double.uploads)}"
+                double.uploads[identity] = {}
+                answer = (
+                    f"<InitiateMultipartUploadResult><UploadId>{identity}</UploadId></InitiateMultipartUploadResult>"
+                )
+                return self._answer(200, answer.encode(), {})
+            parts = double.uploads.get(query["uploadId"])
+            if not parts:
+                return self._error(404, "NoSuchUpload")
+            double.objects[self._name()] = b"".join(parts[number] for number in sorted(parts))
+            double.uploads[query["uploadId"]] = {}
+            if double.faults.lose_completions:
+                double.faults.lose_completions -= 1
+                self.close_connection = True
+                return None
+        answer = f"<CompleteMultipartUploadResult><ETag>{_etag(b'')}</ETag></CompleteMultipartUploadResult>"
+        return self._answer(200, answer.encode(), {})
+
     def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query)
+        query = self._query()
         if "list-type" in query:
-            return self._list(unquote(query.get("prefix", [""])[0]))
+            return self._list(query.get("prefix", ""))
         body = self.double.objects.get(self._name())
         if body is None:
             return self._error(404, "NoSuchKey")
@@ -129,6 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
         answer = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         self._answer(200, answer.encode(), {})
 
+    def _query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+
     def _name(self) -> str:
         return unquote(urlsplit(self.path).path).lstrip("/")
 
@@ -143,6 +179,78 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if send_body:
             self.wfile.write(body)
+
+
+@dataclass
+class Losses:
+    """The running proxy: its own `endpoint`, and how many answers it has passed on and lost."""
+
+    endpoint: str
+    server: tuple[str, int]
+    probability: float
+    dice: random.Random
+    passed: int = 0
+    lost: int = 0
+    open: set[socket.socket] = field(default_factory=set, repr=False)
+
+
+@contextmanager
+def losing_proxy(endpoint: str, probability: float, seed: int = 0) -> Iterator[Losses]:
+    """Stand before a real server and lose some of its answers: the connection closes when an answer begins.
+
+    By then the server has done what it was asked, and its client cannot know. Bytes are passed on as they are, so
+    that signatures (which cover the Host header as the client wrote it) stay valid.
+    """
+    host, _, port = endpoint.removeprefix("http://").partition(":")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Relay) as proxy:
+        proxy.daemon_threads = True
+        address = f"http://127.0.0.1:{proxy.server_address[1]}"
+        losses = Losses(address, (host, int(port)), probability, random.Random(seed))
+        proxy.losses = losses  # type: ignore[attr-defined]
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield losses
+        finally:
+            proxy.shutdown()
+            thread.join()
+            for each in list(losses.open):
+                _end(each)
+
+
+class _Relay(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        losses: Losses = self.server.losses  # type: ignore[attr-defined]
+        client: socket.socket = self.request
+        asked = threading.Event()
+
+        def questions() -> None:
+            with suppress(OSError):
+                while data := client.recv(2**16):
+                    asked.set()
+                    server.sendall(data)
+            _end(server)
+
+        with socket.create_connection(losses.server) as server:
+            losses.open |= {client, server}
+            thread = threading.Thread(target=questions, daemon=True)
+            thread.start()
+            with suppress(OSError):
+                while data := server.recv(2**16):
+                    if asked.is_set() and losses.dice.random() < losses.probability:
+                        losses.lost += 1
+                        break
+                    losses.passed += asked.is_set()
+                    asked.clear()
+                    client.sendall(data)
+            _end(client)
+            thread.join()
+            losses.open -= {client, server}
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _etag(body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -54,13 +55,18 @@ class ByteBudget:
 
 
 class DiskGuard:
-    """Says when to stop taking on work because a disk fills up, and when to go on (with hysteresis).
+    """Says when to stop taking on work because a file system fills up, and when to go on (with hysteresis).
+
+    File systems in memory (/dev/shm, any tmpfs) have limits of their own: what they hold is taken from the
+    processes, and a full one ends in the kernel's out-of-memory killer.
 
     Args:
         folders: what is written to; folders that do not exist yet count as their nearest existing parent.
-        high: fraction of a disk in use from which on `full` says so.
-        low: fraction that all disks must fall to before it stops saying so.
-        usage: (used, free) bytes of a folder's disk.
+        high: fraction of a file system in use from which on work waits.
+        low: fraction that it must fall to before work goes on.
+        memory_high, memory_low: the same for file systems in memory; none: as for the others.
+        usage: (used, free) bytes of a folder's file system.
+        in_memory: whether a folder's file system lies in memory.
     """
 
     def __init__(
@@ -68,26 +74,64 @@ class DiskGuard:
         folders: Sequence[Path],
         high: float,
         low: float,
+        *,
+        memory_high: float | None = None,
+        memory_low: float | None = None,
         usage: Callable[[Path], tuple[int, int]] | None = None,
+        in_memory: Callable[[Path], bool] | None = None,
     ) -> None:
         self._folders = folders
-        self._high, self._low = high, low
+        self._disk = (high, low)
+        self._memory = (high if memory_high is None else memory_high, low if memory_low is None else memory_low)
         self._usage = usage or _usage
+        self._in_memory = in_memory or _in_memory
         self._stopped = False
 
     def full(self) -> tuple[Path, float] | None:
-        """The fullest folder and the fraction in use while work must wait, otherwise None."""
-        fractions = []
+        """The folder that is furthest over its limit and the fraction in use, while work must wait; otherwise None.
+
+        Once work waits, every folder must fall to its lower limit before it goes on.
+        """
+        over = []
         for folder in self._folders:
             used, free = self._usage(folder)
-            fractions.append((used / max(1, used + free), folder))
-        fraction, folder = max(fractions, key=lambda pair: pair[0])
-        self._stopped = fraction > self._low if self._stopped else fraction >= self._high
-        return (folder, fraction) if self._stopped else None
+            fraction = used / max(1, used + free)
+            high, low = self._limits(folder)
+            if fraction > low if self._stopped else fraction >= high:
+                over.append((fraction - high, fraction, folder))
+        self._stopped = bool(over)
+        if not over:
+            return None
+        _, fraction, folder = max(over, key=lambda found: found[0])
+        return folder, fraction
+
+    def limit(self, folder: Path) -> float:
+        """The fraction in use from which on work waits for this folder."""
+        return self._limits(folder)[0]
+
+    def _limits(self, folder: Path) -> tuple[float, float]:
+        return self._memory if self._in_memory(folder) else self._disk
 
 
 def _usage(folder: Path) -> tuple[int, int]:
+    disk = shutil.disk_usage(_existing(folder))
+    return disk.used, disk.free
+
+
+def _in_memory(folder: Path) -> bool:
+    device = _existing(folder).stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False  # not Linux: nothing is known, and a disk's limits are the milder ones
+    # Fields: id, parent, major:minor, …, "-", type, source, options (proc(5)).
+    return any(
+        fields[2] == number and fields[fields.index("-") + 1] in {"tmpfs", "ramfs"} for fields in map(str.split, mounts)
+    )
+
+
+def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
-    disk = shutil.disk_usage(folder)
-    return disk.used, disk.free
+    return folder

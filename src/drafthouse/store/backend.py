@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -23,6 +25,8 @@ from drafthouse.store.translate import explain
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+    from drafthouse.store.uploads import Uploads
 
 # obstore's own default (10 tries, 3 minutes) makes a wrong endpoint look like a hang.
 RETRIES: RetryConfig = {
@@ -50,6 +54,8 @@ class Backend:
     root: Path | None
     small: ObjectStore | None
     bulk: ObjectStore | None
+    uploads: Callable[[], Uploads] | None = None
+    """The bucket's unfinished uploads (S3 only); asks for keys in the environment only when it is called."""
 
     def reader(self, *, bulk: bool = False) -> ObjectStore | None:
         """The client to read with; None when nothing was ever written (a directory that does not exist)."""
@@ -145,7 +151,7 @@ def _s3(url: str) -> tuple[Backend, str]:
         )
     if not parts.netloc:
         raise StoreError("the bucket is missing", where=url, fix="write s3://bucket/prefix")
-    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = options.get("endpoint") or _first_of("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     if endpoint is not None:
         _check_endpoint(endpoint, bucket)
     if not any(os.environ.get(name) for name in _CREDENTIALS):
@@ -157,8 +163,20 @@ def _s3(url: str) -> tuple[Backend, str]:
         )
     small = _s3_client(parts.netloc, endpoint, options.get("region"), "15s", bucket)
     bulk = _s3_client(parts.netloc, endpoint, options.get("region"), "180s", bucket)
+    region = options.get("region") or _first_of("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
+    uploads = partial(_uploads, parts.netloc, endpoint or f"https://s3.{region}.amazonaws.com", region)
     base = f"s3://{parts.netloc}"
-    return Backend("s3", base, None, small, bulk), check_prefix(parts.path.strip("/"))
+    return Backend("s3", base, None, small, bulk, uploads), check_prefix(parts.path.strip("/"))
+
+
+def _uploads(bucket: str, endpoint: str, region: str) -> Uploads:
+    from drafthouse.store.uploads import Uploads  # brings an HTTP client, which only janitors need
+
+    return Uploads(bucket, endpoint, region)
+
+
+def _first_of(*names: str) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def _check_endpoint(endpoint: str, bucket: str) -> None:

@@ -29,12 +29,14 @@ from typing import Any, Literal
 
 from drafthouse.config import differences
 from drafthouse.errors import StatesError, StoreError
-from drafthouse.store.keys import check_key, segment_of
+from drafthouse.store.body import from_body, to_body
+from drafthouse.store.keys import check_key, numbered, segment_of
 from drafthouse.store.objects import ObjectInfo, Store
 from drafthouse.store.translate import ObjectMissingError
 
 _SPEC = "spec.json"
 _READERS = 16  # markers read at once: each is one small request
+_QUIET_S = 300.0  # an upload that lives sends a part in less (`backend`: 180 s, and the next is under way)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Board:
         mine: Any = json.loads(json.dumps(spec))
         if self.objects.create(_SPEC, json.dumps(mine, sort_keys=True, indent=1).encode()):
             return
-        theirs = _parse(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
+        theirs = from_body(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
         changes = differences(theirs, mine)
         if changes:
             raise StatesError(
@@ -117,7 +119,7 @@ class Board:
     def spec(self) -> dict[str, Any] | None:
         """The spec that the run is bound to, or None."""
         try:
-            return _parse(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
+            return from_body(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
         except ObjectMissingError:
             return None
 
@@ -131,7 +133,7 @@ class Board:
             if state.status not in {"free", "stale"}:
                 continue
             lease = Lease(shard, state.epoch + 1, worker, secrets.token_hex(16))
-            if not self.objects.create(_lease_key(lease), _json(asdict(lease))):
+            if not self.objects.create(_lease_key(lease), to_body(asdict(lease))):
                 continue
             # It may have been finished after we looked, by a zombie whose lease had gone stale.
             if self.objects.head(f"done/{shard}") is None:
@@ -145,7 +147,7 @@ class Board:
 
     def heartbeat(self, lease: Lease, body: Mapping[str, Any]) -> None:
         """Show that the lease's holder lives; `body` (JSON-able) is for people who look."""
-        self.objects.put(_heartbeat_key(lease), _json({**body, "worker": lease.worker, "epoch": lease.epoch}))
+        self.objects.put(_heartbeat_key(lease), to_body({**body, "worker": lease.worker, "epoch": lease.epoch}))
 
     def lost(self, lease: Lease) -> bool:
         """True when going on is pointless: the shard is done, or somebody has taken it over."""
@@ -156,7 +158,7 @@ class Board:
 
     def data_key(self, lease: Lease) -> str:
         """Where the lease's holder uploads its data, relative to the run: nobody else ever writes there."""
-        return f"data/{lease.shard}/{lease.epoch:06d}-{lease.worker}.safetensors"
+        return f"data/{lease.shard}/{numbered(lease.epoch)}-{lease.worker}.safetensors"
 
     def commit(self, lease: Lease, *, size: int, sha256: str, tokens: int, extra: Mapping[str, Any]) -> bool:
         """Make the uploaded data object the shard's output; True iff it is. A loser's data is deleted.
@@ -187,7 +189,7 @@ class Board:
             lease.token,
             json.loads(json.dumps(extra)),
         )
-        if self.objects.create(f"done/{lease.shard}", _json(asdict(marker))):
+        if self.objects.create(f"done/{lease.shard}", to_body(asdict(marker))):
             return True
         winner = self.done(lease.shard)
         if winner is not None and winner.key == key:
@@ -211,7 +213,7 @@ class Board:
             return None
         where = f"{self.objects.url}/done/{shard}"
         try:
-            marker = Done(**_parse(body, where))
+            marker = Done(**from_body(body, where))
         except TypeError:
             raise StoreError("this is not a done-marker", where=where, fix="see who else writes there") from None
         with self._lock:
@@ -230,8 +232,14 @@ class Board:
         with ThreadPoolExecutor(_READERS) as pool:
             return dict(zip(looked, pool.map(self._named, looked, looked.values()), strict=True))
 
-    def janitor(self) -> list[str]:
-        """Delete data objects that lost, and half-written rests of killed writers; return their names.
+    def held(self) -> list[str]:
+        """Shards that a live lease owns, whoever holds it, sorted."""
+        shards = sorted({shard for info in self.objects.list("lease") for shard, _ in [_split(info.key)] if shard})
+        return [shard for shard, state in self._look(shards).items() if state.status == "leased"]
+
+    def janitor(self, *, dry_run: bool = False) -> list[str]:
+        """Delete data objects that lost, and half-written rests of killed writers; return their names. With
+        `dry_run` it only looks.
 
         An object is removed only when its shard is done with another object and no live lease owns it. As
         long as a shard is not done, a zombie may still commit its upload, so nothing of it is touched.
@@ -241,18 +249,25 @@ class Board:
             match = re.fullmatch(r"data/([^/]+)/(\d+)-.+", info.key)
             if match:
                 owned.append((info.key, match[1], int(match[2])))
+        # Asking for the time writes an object: a mistyped run must leave no trace.
+        removed = self._losers(owned) if owned else []
+        for key in [] if dry_run else removed:
+            self.objects.delete(key)
+        rests = self.objects.sweep("data", older_than_s=max(self.ttl_s, _QUIET_S), dry_run=dry_run)
+        return removed + [f"data/{name}" for name in rests]
+
+    def _losers(self, owned: list[tuple[str, str, int]]) -> list[str]:
         shards = sorted({shard for _, shard, _ in owned})
         states = self._look(shards)
         live = {(shard, epoch) for shard, epoch, age in self._leases(shards) if _within(age, self.ttl_s)}
-        removed = []
+        losers = []
         for key, shard, epoch in owned:
             if states[shard].status != "done" or (shard, epoch) in live:
                 continue
             winner = self.done(shard)
             if winner is not None and winner.key != key:
-                self.objects.delete(key)
-                removed.append(key)
-        return removed + [f"data/{name}" for name in self.objects.sweep("data", older_than_s=max(self.ttl_s, 60.0))]
+                losers.append(key)
+        return losers
 
     def _look(self, shards: Sequence[str]) -> dict[str, ShardState]:
         """States without the workers' names: three listings, whatever the number of shards."""
@@ -289,17 +304,17 @@ class Board:
         if state.status == "done":
             marker = self.done(shard)
             return state if marker is None else ShardState("done", marker.epoch, marker.worker)
-        key = f"lease/{shard}/{state.epoch:06d}"
-        body = _parse(self.objects.get(key), f"{self.objects.url}/{key}")
+        key = f"lease/{shard}/{numbered(state.epoch)}"
+        body = from_body(self.objects.get(key), f"{self.objects.url}/{key}")
         return ShardState(state.status, state.epoch, str(body.get("worker")), state.age_s)
 
 
 def _lease_key(lease: Lease) -> str:
-    return f"lease/{lease.shard}/{lease.epoch:06d}"
+    return f"lease/{lease.shard}/{numbered(lease.epoch)}"
 
 
 def _heartbeat_key(lease: Lease) -> str:
-    return f"hb/{lease.shard}/{lease.epoch:06d}"
+    return f"hb/{lease.shard}/{numbered(lease.epoch)}"
 
 
 def _split(key: str) -> tuple[str, int]:
@@ -314,19 +329,3 @@ def _within(age_s: float | None, ttl_s: float) -> bool:
 def _age(now: datetime, lease: ObjectInfo, beat: ObjectInfo | None) -> float:
     newest = lease.last_modified if beat is None else max(lease.last_modified, beat.last_modified)
     return max(0.0, (now - newest).total_seconds())
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
-
-
-def _parse(body: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise StoreError(
-            "this object is not the JSON that was written there", where=where, fix="see who else writes there"
-        )
-    return value

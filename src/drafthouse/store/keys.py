@@ -42,3 +42,13 @@ def segment_of(name: str) -> str:
     like)."""
     cleaned = re.sub(r"[^A-Za-z0-9._=+@,:~-]+", "-", name).strip("-.")[:120]
     return cleaned or "unnamed"
+
+
+def numbered(number: int) -> str:
+    """A key segment for an epoch or a turn; below a million they sort as their numbers do."""
+    return f"{number:06d}"
+
+
+def number_of(segment: str) -> int | None:
+    """The number of a segment, None when it is none (a stranger's object)."""
+    return int(segment) if segment.isascii() and segment.isdigit() else None

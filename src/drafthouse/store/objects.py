@@ -36,6 +36,7 @@ _PART = 8 * 2**20  # bytes; S3 wants >= 5 MiB, except for the last part
 _PARTS = 9000  # S3 allows 10,000 parts
 _PARALLEL = 4  # parts in flight: at most _PARALLEL * part bytes are held in memory
 _CREATE_TRIES = 6
+_UPLOAD_TRIES = 2  # of the whole; the client has tried each part several times
 _CLOCK = ".clock"
 _STAGING = re.compile(r"#\d+$")  # LocalStore writes 'name#1', then renames
 
@@ -183,8 +184,7 @@ class Store:
         """Store the file at `path` under `key`: in parts (multipart on S3), visible only when complete.
 
         Use keys that nobody else writes: multipart uploads cannot be create-only. An upload that was killed
-        leaves nothing visible; on S3 its parts stay until a lifecycle rule (AbortIncompleteMultipartUpload)
-        removes them, in a directory until `sweep`.
+        leaves nothing visible; its parts stay until `sweep`. One that the server failed is sent once more as a whole.
 
         Raises:
             StoreError: the file cannot be read, the disk is full, or what arrived has another size.
@@ -194,15 +194,23 @@ class Store:
             size = path.stat().st_size
         except OSError as error:
             raise StoreError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
-        with self._explained(key):
-            obstore.put(
-                self._backend.writer(bulk=True),
-                full,
-                path,
-                mode="overwrite",
-                chunk_size=max(_PART, -(-size // _PARTS)),
-                max_concurrency=_PARALLEL,
-            )
+        for attempt in range(_UPLOAD_TRIES):
+            try:
+                obstore.put(
+                    self._backend.writer(bulk=True),
+                    full,
+                    path,
+                    mode="overwrite",
+                    chunk_size=max(_PART, -(-size // _PARTS)),
+                    max_concurrency=_PARALLEL,
+                )
+            except (exceptions.BaseError, OSError, ValueError) as error:
+                # An upload that was completed and whose answer was lost is unknown (404) when the client asks again.
+                if attempt == _UPLOAD_TRIES - 1 or not (is_transient(error) or "NoSuchUpload" in str(error)):
+                    raise explain(error, self._where(key)) from error
+                time.sleep(random.uniform(0.5, 1.0) * 2**attempt)
+            else:
+                break
         self._settle(full)
         info = self.head(key)
         if info is None or info.size != size:
@@ -266,26 +274,46 @@ class Store:
         finally:
             self.delete(key)
 
-    def sweep(self, prefix: str = "", *, older_than_s: float) -> builtins.list[str]:
-        """Remove what killed writers left half-written in a `file:` store, untouched for `older_than_s`
-        seconds.
+    def sweep(self, prefix: str = "", *, older_than_s: float, dry_run: bool = False) -> builtins.list[str]:
+        """Remove what killed writers left half-written, untouched for `older_than_s` seconds by the store's clock:
+        staging files of a `file:` store, unfinished multipart uploads on S3.
 
-        Returns their names. Other stores hide such rests from their clients: there it does nothing.
+        Returns the keys that they were meant for (of staging files: with their ``#1``). With `dry_run` it only looks.
+
+        Raises:
+            StoreError: S3 without an access key in the environment; says what else removes uploads.
         """
-        root = self._backend.root
-        folder = None if root is None else root / self._full(check_prefix(prefix))
-        if folder is None or not folder.is_dir():
+        if self._backend.root is not None:
+            return self._sweep_files(self._backend.root / self._full(check_prefix(prefix)), older_than_s, dry_run)
+        return self._sweep_uploads(self._full(check_prefix(prefix)), older_than_s, dry_run)
+
+    def _sweep_files(self, folder: Path, older_than_s: float, dry_run: bool) -> builtins.list[str]:
+        if not folder.is_dir():
             return []
         now = self.server_time().timestamp()
         swept = []
         for path in sorted(folder.rglob("*")):
             try:
                 if _STAGING.search(path.name) and now - path.stat().st_mtime > older_than_s:
-                    path.unlink()
+                    if not dry_run:
+                        path.unlink()
                     swept.append(str(path.relative_to(folder)))
             except FileNotFoundError:
                 continue  # its writer finished, or another janitor was faster
         return swept
+
+    def _sweep_uploads(self, full: str, older_than_s: float, dry_run: bool) -> builtins.list[str]:
+        if self._backend.uploads is None:
+            return []
+        inside, swept = f"{full}/" if full else "", []
+        with self._backend.uploads() as uploads:
+            now = self.server_time()
+            for upload in uploads.list(inside):
+                if (now - upload.active).total_seconds() > older_than_s:
+                    if not dry_run:
+                        uploads.abort(upload)
+                    swept.append(upload.key.removeprefix(inside))
+        return sorted(swept)
 
     def _fetch(self, key: str, size: int, descriptor: int) -> None:
         full = self._key(key)

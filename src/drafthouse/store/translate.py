@@ -33,26 +33,15 @@ def explain(error: Exception, where: str) -> StoreError:
     status = _STATUS.search(text)
     if any(mark in text for mark in _FULL):
         return StoreError("the disk is full", where=where, fix="free space there and start again: done shards are kept")
-    if code and code[1] == "NoSuchBucket":
-        return StoreError("there is no such bucket", where=where, fix="create it, or correct the s3:// URL")
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or (
-        status and status[1] in {"401", "403"}
-    ):
-        if "os error" in text:
-            return StoreError("permission denied", where=where, fix="make it readable and writable for this user")
-        reason = f" ({code[1]})" if code else ""
-        return StoreError(
-            f"the server refused the credentials{reason}",
-            where=where,
-            fix="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the key may do",
-        )
-    if isinstance(error, PermissionError):
+    refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+    if isinstance(error, PermissionError) or (refused and "os error" in text):
         return StoreError("permission denied", where=where, fix="make it readable and writable for this user")
+    if refused or (code and code[1] == "NoSuchBucket"):
+        return refusal(403 if refused else 404, text, where)
     if isinstance(error, FileNotFoundError):
         return ObjectMissingError("there is no such object", where=where)
     if status:
-        reason = code[1] if code else "no reason given"
-        return StoreError(f"the server answered {status[1]} ({reason})", where=where, fix="see the server's log")
+        return refusal(int(status[1]), text, where)
     if "HTTP error" in text:
         return StoreError(
             "the server cannot be reached",
@@ -60,6 +49,22 @@ def explain(error: Exception, where: str) -> StoreError:
             fix="check the endpoint, the network and that the server runs",
         )
     return StoreError(_first_line(text), where=where)
+
+
+def refusal(status: int, answer: str, where: str) -> StoreError:
+    """The sentence for an answer of a server that did not do what it was asked: HTTP status and (XML) body."""
+    code = _XML_CODE.search(answer)
+    if code and code[1] == "NoSuchBucket":
+        return StoreError("there is no such bucket", where=where, fix="create it, or correct the s3:// URL")
+    if status in {401, 403}:
+        reason = f" ({code[1]})" if code else ""
+        return StoreError(
+            f"the server refused the credentials{reason}",
+            where=where,
+            fix="check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the key may do",
+        )
+    reason = code[1] if code else "no reason given"
+    return StoreError(f"the server answered {status} ({reason})", where=where, fix="see the server's log")
 
 
 def _first_line(text: str) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,72 @@ def test_the_guard_has_hysteresis() -> None:
     assert guard.full() is None
     used["b"] = 87
     assert guard.full() is None
+
+
+def test_file_systems_in_memory_have_limits_of_their_own() -> None:
+    used = {"shm": 79, "disk": 79}
+    guard = DiskGuard(
+        [Path("shm"), Path("disk")],
+        0.90,
+        0.85,
+        memory_high=0.80,
+        memory_low=0.70,
+        usage=lambda folder: (used[folder.name], 100 - used[folder.name]),
+        in_memory=lambda folder: folder.name == "shm",
+    )
+    assert (guard.limit(Path("shm")), guard.limit(Path("disk"))) == (0.80, 0.90)
+    used["disk"] = 84
+    assert guard.full() is None
+    used["shm"] = 80
+    assert guard.full() == (Path("shm"), 0.80)
+    used["shm"] = 71
+    assert guard.full() == (Path("shm"), 0.71)
+    used["shm"] = 70
+    assert guard.full() is None
+    used.update(shm=85, disk=91)
+    assert guard.full() == (Path("shm"), 0.85), "it is furthest over its own limit"
+    used["shm"] = 60
+    assert guard.full() == (Path("disk"), 0.91)
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system in memory of one MiB, like a container's /dev/shm."""
+    target = tmp_path / "shm"
+    target.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", target], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield target
+    subprocess.run(["umount", target], check=True)
+
+
+def test_a_real_file_system_in_memory_fills_and_empties(small_memory: Path, tmp_path: Path) -> None:
+    on_disk, later = tmp_path, small_memory / "not" / "yet"
+    if not _lies_on_a_disk(on_disk):
+        pytest.skip("the temporary directory itself lies in memory")
+    guard = DiskGuard([on_disk, later], 1.0, 1.0, memory_high=0.80, memory_low=0.50)
+    assert (guard.limit(on_disk), guard.limit(later)) == (1.0, 0.80)
+    (small_memory / "first").write_bytes(bytes(512 * 2**10))
+    assert guard.full() is None
+    (small_memory / "second").write_bytes(bytes(320 * 2**10))
+    found = guard.full()
+    assert found is not None
+    assert found[0] == later
+    assert found[1] == pytest.approx(0.81, abs=0.01)
+    (small_memory / "second").write_bytes(bytes(64 * 2**10))
+    assert guard.full() is not None, "below the upper limit and above the lower one: it still waits"
+    (small_memory / "second").unlink()
+    assert guard.full() is None
+    (small_memory / "second").write_bytes(bytes(64 * 2**10))
+    assert guard.full() is None
+
+
+def _lies_on_a_disk(folder: Path) -> bool:
+    kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout
+    return kind.strip() not in {"tmpfs", "ramfs"}
 
 
 def test_the_guard_looks_at_the_real_disk(tmp_path: Path) -> None:

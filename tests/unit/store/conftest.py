@@ -20,7 +20,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return Store.open(f"memory://{secrets.token_hex(8)}")
     if request.param == "file":
         return Store.open(str(tmp_path / "store"))
-    return Store.open(s3_url(request.getfixturevalue("seaweed")))
+    opened = Store.open(s3_url(request.getfixturevalue("seaweed")))
+    opened.probe()  # the server makes a bucket at the first write into it
+    return opened
 
 
 @pytest.fixture

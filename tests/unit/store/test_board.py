@@ -220,6 +220,21 @@ def test_bad_runs(run: str, ttl: float) -> None:
         Board(Store.open("memory://x"), run, ttl_s=ttl)
 
 
+def test_looking_never_removes(board: Board, clock: Clock) -> None:
+    zombie = _claimed(board.claim(["s"], "w1"))
+    board.objects.put(board.data_key(zombie), b"uploaded, then silent")
+    clock.advance(601)
+    assert _finish(board, _claimed(board.claim(["s"], "w2")))
+    assert board.janitor(dry_run=True) == [board.data_key(zombie)]
+    assert board.objects.head(board.data_key(zombie)) is not None
+    assert board.janitor() == [board.data_key(zombie)]
+
+
+def test_the_janitor_of_a_run_that_is_not_there_leaves_no_trace(tmp_path: Path) -> None:
+    assert Board(Store.open(str(tmp_path / "typo")), "run").janitor() == []
+    assert not (tmp_path / "typo").exists()
+
+
 def test_janitor_of_a_directory_sweeps_staging_files(tmp_path: Path) -> None:
     board = Board(Store.open(str(tmp_path)), "run", ttl_s=0.01)
     rest = tmp_path / "runs" / "run" / "data" / "s" / "000001-w.safetensors#1"

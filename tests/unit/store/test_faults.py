@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from drafthouse.errors import StoreError
 from drafthouse.store import Store
 from drafthouse.store import backend as backend_module
-from tests.doubles.s3_server import S3Double
+from tests.doubles.s3_server import S3Double, losing_proxy
+from tests.fixtures_s3 import s3_url
 
 
 def _open(double: S3Double, prefix: str = "p") -> Store:
@@ -70,6 +72,40 @@ def test_server_errors_are_retried(double: S3Double) -> None:
     store = _open(double)
     store.put("k", b"x")
     assert store.get("k") == b"x"
+
+
+def test_a_completed_upload_that_the_server_has_forgotten_is_sent_again(double: S3Double, tmp_path: Path) -> None:
+    content = bytes(range(256)) * (10 * 2**12)
+    (tmp_path / "file").write_bytes(content)
+    double.faults.lose_completions = 1
+    assert _open(double).upload("big", tmp_path / "file").size == len(content)
+    assert double.objects["bucket/p/big"] == content
+    assert len(double.uploads) == 2, "the client asked again and was told 404, so it was begun anew"
+
+
+def test_an_upload_that_the_server_keeps_forgetting_ends_in_a_sentence(double: S3Double, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(9 * 2**20))
+    double.faults.lose_completions = 1000
+    with pytest.raises(StoreError, match="s3://bucket/p/big"):
+        _open(double).upload("big", tmp_path / "file")
+
+
+@pytest.mark.s3
+def test_a_real_server_whose_answers_are_lost(seaweed: str, tmp_path: Path) -> None:
+    """Every second answer is lost: whoever is told that it won has won, and big objects arrive whole."""
+    url = s3_url(seaweed)
+    content = random.Random(2).randbytes(9 * 2**20)
+    (tmp_path / "file").write_bytes(content)
+    with losing_proxy(seaweed, 0.5, seed=3) as losses:
+        store, direct = Store.open(url.replace(seaweed, losses.endpoint)), Store.open(url)
+        for number in range(6):
+            bodies = [f"{number} of {racer}".encode() for racer in range(3)]
+            won = [body for body in bodies if store.create(f"lease/{number}", body)]
+            assert won == [direct.get(f"lease/{number}")]
+        store.upload("data/big", tmp_path / "file")
+        direct.download("data/big", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+    assert losses.lost > 5
 
 
 def test_lasting_server_errors_end_in_a_sentence(double: S3Double, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,3 +276,41 @@ def test_rests_of_a_killed_writer_are_hidden_and_swept(tmp_path: Path) -> None:
     assert store.sweep("data", older_than_s=60) == []
     assert store.sweep("data", older_than_s=-1) == ["big#1"]
     assert list((tmp_path / "data").iterdir()) == []
+
+
+_PEAK = """
+import re, sys
+from pathlib import Path
+from drafthouse.store import Store
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+url, folder = sys.argv[1], Path(sys.argv[2])
+store = Store.open(url)
+store.upload("small", folder / "small")
+store.download("small", folder / "copy")
+before = peak()
+store.upload("big", folder / "big")
+uploaded = peak() - before
+store.download("big", folder / "copy")
+print(uploaded, peak() - before)
+"""
+
+
+def test_memory_is_bounded_whatever_the_size(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """An object of 128 MiB: four parts of 8 MiB are in flight, and one is being read."""
+    if store.url.startswith("memory:"):
+        pytest.skip("a store in memory holds everything")
+    url = store.url
+    if url.startswith("s3:"):
+        url += f"?endpoint={request.getfixturevalue('seaweed')}&region=us-east-1"
+    (tmp_path / "small").write_bytes(bytes(2**20))
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(128 * 2**20)
+    command = [sys.executable, "-c", _PEAK, url, str(tmp_path)]
+    measured = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    uploaded, both = (int(figure) / 2**20 for figure in measured)
+    assert uploaded < 64
+    assert both < 64
+    assert (tmp_path / "copy").stat().st_size == 128 * 2**20

@@ -1,0 +1,31 @@
+"""The JSON bodies of small objects: markers, leases, fences, locks, entries of a journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from drafthouse.errors import StoreError
+
+
+def to_body(value: Mapping[str, Any]) -> bytes:
+    """`value` as the bytes of an object: one line of JSON with sorted keys."""
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def from_body(body: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `body`, which was read at `where`.
+
+    Raises:
+        StoreError: it is none.
+    """
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise StoreError(
+            "this object is not the JSON that was written there", where=where, fix="see who else writes there"
+        )
+    return value
