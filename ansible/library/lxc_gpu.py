@@ -90,7 +90,7 @@ from ansible.module_utils.gpu_host.passthrough import PassthroughDesired, plan
 from ansible.module_utils.gpu_host.passthrough_steps import HANDLERS
 from ansible.module_utils.gpu_host.pci import normalise
 from ansible.module_utils.gpu_host.steps import Plan
-from ansible.module_utils.gpu_host.world import World
+from ansible.module_utils.gpu_host.world import ContainerWorld, World
 
 
 def main() -> None:
@@ -122,10 +122,10 @@ def main() -> None:
     )
 
     def plan_of() -> Plan:
-        facts = gather(world)
+        facts = gather(world, builds=False)
         container = facts.container(desired.vmid)
-        inside = look_inside(world, desired.vmid) if container is not None and container.running else None
-        return plan(facts, desired, inside)
+        running = container is not None and container.running
+        return plan(facts, desired, look_inside(ContainerWorld(world, desired.vmid)) if running else None)
 
     conclude(module, world, plan_of, HANDLERS)
 

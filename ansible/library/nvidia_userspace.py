@@ -94,6 +94,7 @@ done:
 """
 
 from dataclasses import replace
+from functools import partial
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpu_host import runfile
@@ -127,11 +128,11 @@ def main() -> None:
     world = host if desired.vmid is None else ContainerWorld(host, desired.vmid)
 
     def plan_of() -> UserspacePlan:
-        facts = gather(host)
+        facts = gather(host, builds=False)
         said = unreachable(facts, desired)
         if said is not None:
             return said
-        state = gather_state(world, desired, facts.driver_version, why_waiting(host, facts, desired))
+        state = gather_state(world, desired, facts.driver_version, partial(why_waiting, facts, desired))
         made = plan(facts, state, desired, ahead=True)
         if module.check_mode:
             return made

@@ -128,7 +128,7 @@ def main() -> None:
         containers=tuple(module.params["containers"]),
         timeout_s=module.params["timeout"],
     )
-    conclude(module, world, lambda: plan(gather(world), desired), HANDLERS)
+    conclude(module, world, lambda: plan(gather(world, builds=False), desired), HANDLERS)
 
 
 if __name__ == "__main__":

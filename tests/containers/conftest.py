@@ -8,7 +8,7 @@ import pytest
 
 from tests.containers.debian import bootstrap, why_not
 
-PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-apt,ca-certificates,iproute2,procps"
+PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-apt,ca-certificates,iproute2,procps,libavutil57"
 
 
 @pytest.fixture(scope="session")

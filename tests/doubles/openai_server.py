@@ -1,8 +1,14 @@
-"""A test double of an OpenAI-compatible server: it answers well, or as badly as served models have answered."""
+"""A test double of an OpenAI-compatible server: it answers well, or as badly as served models have answered.
+
+As a program it takes an engine's `--host`, `--port` and `--served-model-name`, and further `Behaviour` as JSON from
+the variable DOUBLE_BEHAVIOUR; other flags are an engine's business and are passed over.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import re
 import threading
 import time
@@ -50,13 +56,18 @@ class OpenAiDouble:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
+def _listening(host: str, port: int, behaviour: Behaviour) -> tuple[ThreadingHTTPServer, OpenAiDouble]:
+    server = ThreadingHTTPServer((host, port), _Handler)
+    server.daemon_threads = True
+    double = OpenAiDouble(f"http://{host}:{server.server_port}", behaviour)
+    server.double = double  # type: ignore[attr-defined]
+    return server, double
+
+
 @contextmanager
 def openai_double(behaviour: Behaviour | None = None) -> Iterator[OpenAiDouble]:
     """Serve on a free loopback port until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    double = OpenAiDouble(f"http://127.0.0.1:{server.server_port}", behaviour or Behaviour())
-    server.double = double  # type: ignore[attr-defined]
+    server, double = _listening("127.0.0.1", 0, behaviour or Behaviour())
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -81,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         how = self.double.behaviour
         if self.path == "/v1/models":
             return self._answer(200, json.dumps({"data": [{"id": how.model}]}).encode())
+        if self.path == "/health":
+            return self._answer(200, b"")
         if self.path == "/metrics" and how.engine != "none":
             return self._answer(200, _metrics(how, len(self.double.requests)).encode())
         return self._answer(404, b"not found")
@@ -140,3 +153,18 @@ def _metrics(how: Behaviour, requests: int) -> str:
             "sglang:spec_accept_length 9.0\n"
         )
     return f"sglang:spec_accept_length {how.acceptance}\n"
+
+
+def main() -> None:
+    """Serve until the process ends."""
+    words = argparse.ArgumentParser()
+    words.add_argument("--host", default="127.0.0.1")
+    words.add_argument("--port", type=int, required=True)
+    words.add_argument("--served-model-name", required=True)
+    given, _ = words.parse_known_args()
+    behaviour = Behaviour(given.served_model_name, **json.loads(os.environ.get("DOUBLE_BEHAVIOUR", "{}")))
+    _listening(given.host, given.port, behaviour)[0].serve_forever()
+
+
+if __name__ == "__main__":
+    main()

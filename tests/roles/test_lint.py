@@ -27,7 +27,9 @@ def test_role_is_whole(role: str) -> None:
     # Looking needs no way back.
     if role != "preflight" and not (folder / "tasks/reset.yml").is_file():
         missing.append("tasks/reset.yml")
-    if not (ANSIBLE / "molecule" / role / "molecule.yml").is_file():
+    # A scenario of its own on the machine double, or a place in the one that has a real engine.
+    shared = (ANSIBLE / "molecule/docker/converge.yml").read_text(encoding="utf-8")
+    if not (ANSIBLE / "molecule" / role / "molecule.yml").is_file() and f"name: {role}\n" not in shared:
         missing.append(f"molecule/{role}")
     assert missing == []
 

@@ -113,7 +113,7 @@ class Machine:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def start(self, initrd: Path | None = None, limit_s: float = 300, attempts: int = 3) -> float:
+    def start(self, initrd: Path | None = None, limit_s: float = 900, attempts: int = 3) -> float:
         """Boot to the first ssh login; returns the seconds that it took.
 
         QEMU 7.2 itself dies of a segmentation fault in one of some twenty boots under emulation with an IOMMU; such a
@@ -180,7 +180,7 @@ class Machine:
         """Go back to a kept state; connections of before are dead."""
         self.disconnect()
         self._monitor(f"loadvm {name}")
-        self._answers(60)
+        self._answers(300)
 
     def _answers(self, limit_s: float) -> None:
         end = time.monotonic() + limit_s

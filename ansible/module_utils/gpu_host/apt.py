@@ -194,9 +194,16 @@ def foreign_packages(packages: Mapping[str, str], version: str) -> Refusal:
     )
 
 
+#: Package, its status and version, one a line.
+_QUERY = ("dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Version}\\n")
+_DRIVER_PATTERNS = ("*nvidia*", "libcuda*")
+#: What `driver_packages` and `held` ask.
+DRIVER_QUERY, HELD_QUERY = (*_QUERY, *_DRIVER_PATTERNS), ("apt-mark", "showhold")
+
+
 def installed(world: World, *patterns: str) -> dict[str, str]:
     """Installed (or half-configured) packages whose names match dpkg patterns -> version."""
-    result = world.run(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Version}\\n", *patterns])
+    result = world.run([*_QUERY, *patterns])
     found = {}
     for line in result.out.splitlines():
         status, _, rest = line.partition("|")
@@ -208,7 +215,7 @@ def installed(world: World, *patterns: str) -> dict[str, str]:
 
 def driver_packages(world: World) -> dict[str, str]:
     """Installed packages of the driver -> version, the container toolkit and its like left out."""
-    every = installed(world, "*nvidia*", "libcuda*")
+    every = installed(world, *_DRIVER_PATTERNS)
     return {name: version for name, version in every.items() if is_driver_package(name)}
 
 
@@ -218,7 +225,7 @@ def available(world: World, packages: Sequence[str]) -> dict[str, tuple[str, ...
 
 
 def held(world: World) -> tuple[str, ...]:
-    return tuple(world.run(["apt-mark", "showhold"]).out.split())
+    return tuple(world.run(HELD_QUERY).out.split())
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

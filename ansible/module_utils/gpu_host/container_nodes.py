@@ -14,12 +14,13 @@ from .world import World
 
 #: What stands inside the running container at /dev/nvidia*, by path.
 Inside = Mapping[str, DeviceNode]
-_LIST = "stat -c '%n|%F|%t|%T' /dev/nvidia* 2>/dev/null; true"
+#: Lists them, by one command.
+LISTING = ("sh", "-c", "stat -c '%n|%F|%t|%T' /dev/nvidia* 2>/dev/null; true")
 
 
-def look_inside(world: World, vmid: int) -> dict[str, DeviceNode] | None:
-    """What stands at /dev/nvidia* in the running container, by one command; None when it cannot be asked."""
-    result = world.run(["pct", "exec", str(vmid), "--", "sh", "-c", _LIST], 30)
+def look_inside(container: World) -> dict[str, DeviceNode] | None:
+    """What stands at /dev/nvidia* in the running container; None when it cannot be asked."""
+    result = container.run(LISTING, 30)
     if not result.ok:
         return None
     found = {}

@@ -39,8 +39,12 @@ _VENDORS = {"QEMU": "kvm", "VMware": "vmware", "Xen": "xen", "innotek": "oracle"
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
-def gather(world: World) -> HostFacts:
-    """The snapshot of the machine that `world` is."""
+def gather(world: World, builds: bool = True) -> HostFacts:
+    """The snapshot of the machine that `world` is.
+
+    Args:
+        builds: ask DKMS, which takes longer than all the rest; without it `HostFacts.dkms` is empty.
+    """
     installed = _packages(world)
     functions = read_functions(world)
     kernels = _kernels(world)
@@ -50,7 +54,7 @@ def gather(world: World) -> HostFacts:
     virtualization = _virtualization(world)
     node = proxmox.node_name(world)
     on_proxmox = "pve-manager" in installed
-    builds = world.run(["dkms", "status"], 60) if world.names("/var/lib/dkms") else None
+    asked = world.run(["dkms", "status"], 60) if builds and world.names("/var/lib/dkms") else None
     return HostFacts(
         hostname=node,
         kernel=(world.read("/proc/sys/kernel/osrelease") or "").strip(),
@@ -77,7 +81,7 @@ def gather(world: World) -> HostFacts:
         driver_version=version,
         driver_kind=kind,
         module_versions=nvidia.read_module_versions(world, kernels),
-        dkms=nvidia.dkms_builds(builds.out) if builds else (),
+        dkms=nvidia.dkms_builds(asked.out) if asked else (),
         gpus=gpus,
         majors=majors,
         nodes=nvidia.read_nodes(world),

@@ -94,7 +94,7 @@ def _refused_container(facts: HostFacts, desired: PassthroughDesired, container:
     where = f"container {desired.vmid} on {facts.hostname}"
     if not facts.pve:
         yield Refusal(
-            "no-proxmox",
+            "not-proxmox",
             "this is no Proxmox VE host",
             where,
             "correct lxc_gpu_host, or the kind of the host in gpu_host_kind",

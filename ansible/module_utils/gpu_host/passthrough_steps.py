@@ -91,7 +91,7 @@ def start_container(step: Step, world: World) -> Undo:
     nodes = {path: (major, minor) for path, (major, minor) in step.detail["nodes"].items()}
 
     def difference() -> str:
-        inside = look_inside(world, int(vmid))
+        inside = look_inside(ContainerWorld(world, int(vmid)))
         return "it cannot be asked by `pct exec`" if inside is None else inside_differs(nodes, inside)
 
     if not world.wait(lambda: not difference(), SETTLE_S, 0.5):

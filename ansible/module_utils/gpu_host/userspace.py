@@ -63,7 +63,7 @@ def unreachable(host: HostFacts, desired: UserspaceDesired) -> UserspacePlan | N
         if leaving:
             return UserspacePlan(notes=[f"there is no container {vmid} to take anything from"])
         refusal = Refusal(
-            "no-container",
+            "no-such-container",
             f"this host has no container {vmid}",
             f"/etc/pve/lxc/{vmid}.conf",
             "correct lxc_gpu_vmid, or create the container (`pct create`) or migrate it here",

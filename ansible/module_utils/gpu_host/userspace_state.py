@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import apt, runfile
-from .container_nodes import awaits_restart, look_inside
+from .container_nodes import LISTING, awaits_restart, look_inside
 from .facts import HostFacts
 from .steps import Plan
 from .world import World
 
 LIBRARY_FOLDER = "/usr/lib/x86_64-linux-gnu"
+#: Where the loader finds libraries, by either of the names that the folder has.
+_FOLDERS = (LIBRARY_FOLDER, LIBRARY_FOLDER.replace("/usr", "", 1))
+#: How NVML and CUDA are asked.
+_PROBES = (
+    ("nvidia-smi", "-L"),
+    ("python3", "-c", "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"),
+)
 #: Sonames that decide: libcuda for CUDA, libnvidia-ml for NVML and nvidia-smi.
 SONAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
 #: A library of the driver carries the driver's version; helpers such as libnvidia-egl-wayland carry their own.
@@ -137,15 +144,17 @@ def loader_cache(text: str) -> dict[str, list[str]]:
     return found
 
 
-def why_waiting(host: World, facts: HostFacts, desired: UserspaceDesired) -> str:
+def why_waiting(facts: HostFacts, desired: UserspaceDesired, inside: World) -> str:
     """`UserspaceState.waits` of a container of this host; nothing is asked where NVML and CUDA are not to be either."""
     container = None if desired.vmid is None else facts.container(desired.vmid)
     if container is None or not desired.probe or desired.state == "absent":
         return ""
-    return awaits_restart(facts, container, look_inside(host, container.vmid))
+    return awaits_restart(facts, container, look_inside(inside))
 
 
-def gather_state(world: World, desired: UserspaceDesired, loaded: str, waits: str = "") -> UserspaceState:
+def gather_state(
+    world: World, desired: UserspaceDesired, loaded: str, waiting: Callable[[World], str] = lambda _: ""
+) -> UserspaceState:
     """Read a container's, or this machine's, userspace; changes nothing.
 
     NVML and CUDA are asked where an answer can be right: nvidia-smi in a container that waits for its nodes would find
@@ -153,8 +162,9 @@ def gather_state(world: World, desired: UserspaceDesired, loaded: str, waits: st
 
     Args:
         loaded: version of the loaded kernel module, empty when none is.
-        waits: as in `UserspaceState`.
+        waiting: tells `UserspaceState.waits` of this world, as `why_waiting` does.
     """
+    world = _asked(world, desired)
     cache = loader_cache(world.run(["ldconfig", "-p"]).out)
     links = [path for soname in SONAMES for path in cache.get(soname, [])]
     folders = {LIBRARY_FOLDER, *(path.rsplit("/", 1)[0] for path in links)}
@@ -162,9 +172,9 @@ def gather_state(world: World, desired: UserspaceDesired, loaded: str, waits: st
     state = UserspaceState(
         distribution=apt.distribution(world),
         libraries=tuple(libraries),
-        resolved={path: follow(world, path) for path in links},
+        resolved={path: world.end(path) for path in links},
         codecs=tuple(sorted(_codec_versions(cache))),
-        waits=waits,
+        waits=waiting(world),
     )
     expected = loaded or desired.version
     fits = state.fits(expected)
@@ -181,19 +191,25 @@ def gather_state(world: World, desired: UserspaceDesired, loaded: str, waits: st
             values["available"] = apt.available(world, package_set(state.distribution, desired))
         elif not fits:
             values.update(free_mb=runfile.free_mb(world), memory_mb=_memory_mb(world))
-    if fits and desired.probe and desired.state != "absent" and not waits:
-        values["probe"] = _probe(world)
+    if fits and desired.probe and desired.state != "absent" and not state.waits:
+        values["probe"] = _probe(world.ahead(_PROBES))
     return UserspaceState(**values)
 
 
-def follow(world: World, path: str) -> str:
-    """Where a link ends, empty when it ends nowhere."""
-    for _ in range(8):
-        target = world.link(path)
-        if target is None:
-            return path if world.exists(path) else ""
-        path = target if target.startswith("/") else f"{path.rsplit('/', 1)[0]}/{target}"
-    return ""
+def _asked(world: World, desired: UserspaceDesired) -> World:
+    """With the answers that every look needs, and those that most need."""
+    commands = [("ldconfig", "-p"), *([LISTING] if desired.probe else [])]
+    files = ["/etc/os-release"]
+    if desired.state != "verified":
+        commands += [apt.DRIVER_QUERY, apt.HELD_QUERY]
+        files += owned_files(desired)
+    return world.ahead(
+        commands,
+        files,
+        folders=_FOLDERS,
+        places=[runfile.UNINSTALLER],
+        links=[f"{folder}/{soname}" for folder in _FOLDERS for soname in SONAMES],
+    )
 
 
 def _codec_versions(cache: Mapping[str, Sequence[str]]) -> list[int]:
@@ -217,9 +233,8 @@ def _memory_mb(world: World) -> int:
 
 
 def _probe(world: World) -> Probe:
-    nvml = world.run(["nvidia-smi", "-L"], 60)
-    ask = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    cuda = world.run(["python3", "-c", ask], 60).out.strip()
+    nvml, cuda_said = (world.run(argv, 60) for argv in _PROBES)
+    cuda = cuda_said.out.strip()
     return Probe((nvml.out + nvml.err).strip(), nvml.ok, int(cuda) if cuda.isdigit() else None)
 
 

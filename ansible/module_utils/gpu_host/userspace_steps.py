@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import apt, runfile
 from .apply import Undo
 from .steps import ApplyError, Step
-from .userspace_state import SONAMES, follow, library_version, loader_cache
+from .userspace_state import SONAMES, library_version, loader_cache
 from .world import ContainerWorld, World
 
 
@@ -37,7 +37,7 @@ def _not_of(world: World, version: str) -> str:
         paths = cache.get(soname, [])
         if not paths:
             return f"the loader knows no {soname}"
-        end = follow(world, paths[0])
+        end = world.end(paths[0])
         if library_version(end) != version:
             return f"{paths[0]} leads to {end or 'nothing'}"
     return ""

@@ -51,6 +51,8 @@ def classify(argv: list[str]) -> str:
         return classify(rest[rest.index("--") + 1 :])
     if name == "proxmox-boot-tool" and rest[:2] == ["kernel", "list"]:
         return "reader"
+    if together := containers.asked_together(words):
+        return "reader" if all(classify(question) == "reader" for question in together) else "mutator"
     if name == "sh" and rest[:1] == ["-c"]:
         parts = re.split(r"[;|&]+", re.sub(r"'[^']*'|\d?>\s*/dev/null|2>&1", "", rest[1])) if len(rest) > 1 else []
         words_of = [part.split() for part in parts if part.split() and part.split() != ["true"]]

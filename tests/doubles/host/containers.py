@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_host.world import Result
+from gpu_host.world import ASK, Result, World
 
 if TYPE_CHECKING:
     from tests.doubles.host.kernel import TreeWorld
@@ -215,6 +216,10 @@ def _inside(world: TreeWorld, vmid: str, argv: list[str]) -> Result | str | int:
     if not runs(world, vmid):
         return _failed(f"CT {vmid} is not running")
     root, words = root_of(vmid), argv[1:]
+    questions = asked_together(argv)
+    if questions:
+        answers = [world.answer(["pct", "exec", vmid, "--", *question]) for question in questions]
+        return "".join(f"{said.out}\0{said.rc}\0{said.err.rstrip()}\0" for said in answers)
     if argv[0] == "sh" and words[:1] == ["-c"]:
         listing, names = _LISTING.search(words[1]), re.fullmatch(r"ls -1d (\S+) 2>/dev/null", words[1])
         if listing:
@@ -224,14 +229,12 @@ def _inside(world: TreeWorld, vmid: str, argv: list[str]) -> Result | str | int:
     elif argv[0] == "cat":
         text = world.read(f"{root}{words[0]}")
         return Result(1, "", f"cat: {words[0]}: No such file or directory\n") if text is None else text
-    elif argv[0] == "test":
-        path = f"{root}{words[1]}"
-        return 0 if (world.link(path) is not None if words[0] == "-L" else world.exists(path)) else 1
     elif argv[0] == "ls":
         return "".join(f"{name}\n" for name in world.names(f"{root}{words[-1]}"))
     elif argv[0] == "readlink":
-        link = world.link(f"{root}{words[-1]}")
-        return 1 if link is None else f"{link}\n"
+        inside = World(world.path(root))
+        link = inside.end(words[-1]) if "-e" in words else inside.link(words[-1])
+        return f"{link}\n" if link else 1
     elif argv[0] == "stat":
         path = f"{root}{words[-1]}"
         if not world.exists(path):
@@ -246,6 +249,13 @@ def _inside(world: TreeWorld, vmid: str, argv: list[str]) -> Result | str | int:
         world.remove(f"{root}{words[-1]}")
         return 0
     return Result(127, "", f"{argv[0]}: command not found\n")
+
+
+def asked_together(argv: list[str]) -> list[list[str]]:
+    """The questions of `ContainerWorld.ahead` in its one command; none in any other command."""
+    if argv[:2] != ["sh", "-c"] or not argv[2].startswith(ASK):
+        return []
+    return [shlex.split(line)[1:] for line in argv[2].removeprefix(ASK).splitlines()]
 
 
 def _expand(world: TreeWorld, root: str, pattern: str) -> list[str]:

@@ -59,6 +59,8 @@ def kind(argv: Sequence[str]) -> str:
     name, words = argv[0].rsplit("/", 1)[-1], list(argv[1:])
     if name == "pct" and words[:1] == ["exec"]:
         return kind(words[words.index("--") + 1 :])
+    if together := containers.asked_together(list(argv)):
+        return "reader" if all(kind(question) == "reader" for question in together) else "mutator"
     verbs = [word for word in words if not word.startswith("-")]
     if name == "systemctl":
         return "reader" if not verbs or verbs[0] in READERS or "--version" in words else "mutator"

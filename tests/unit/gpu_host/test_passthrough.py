@@ -237,7 +237,7 @@ def test_container_that_cannot_be_asked_is_not_restarted() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        pytest.param({"pve": ""}, "no-proxmox", id="not-a-proxmox-host"),
+        pytest.param({"pve": ""}, "not-proxmox", id="not-a-proxmox-host"),
         pytest.param({"quorate": False}, "no-quorum", id="19-no-quorum"),
         pytest.param({"containers": (container(130),)}, "no-such-container", id="other-host"),
         pytest.param({"containers": (container(129, lock="backup"),)}, "container-locked", id="locked"),

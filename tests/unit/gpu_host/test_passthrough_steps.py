@@ -15,7 +15,7 @@ from gpu_host.gather import gather
 from gpu_host.passthrough import PassthroughDesired, plan
 from gpu_host.passthrough_steps import HANDLERS, is_running
 from gpu_host.steps import ApplyError, Plan
-from gpu_host.world import Result
+from gpu_host.world import ContainerWorld, Result
 from tests.doubles.host_tree import HostTree, kpro5
 
 from .host_facts import HOST_CARDS, wants
@@ -38,7 +38,7 @@ def planned(tree: HostTree, desired: PassthroughDesired) -> Plan:
     facts = gather(tree.world)
     container = facts.container(desired.vmid)
     running = container is not None and container.running
-    return plan(facts, desired, look_inside(tree.world, desired.vmid) if running else None)
+    return plan(facts, desired, look_inside(ContainerWorld(tree.world, desired.vmid)) if running else None)
 
 
 def bring(tree: HostTree, desired: PassthroughDesired) -> Plan:
@@ -56,7 +56,7 @@ def config(tree: HostTree) -> str:
 
 
 def inside(tree: HostTree) -> dict[str, tuple[str, int, int]]:
-    found = look_inside(tree.world, 129)
+    found = look_inside(ContainerWorld(tree.world, 129))
     assert found is not None
     return {path: (node.kind, node.major, node.minor) for path, node in found.items()}
 

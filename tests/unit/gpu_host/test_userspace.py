@@ -249,7 +249,7 @@ def test_a_running_container_and_the_machine_itself_can_be_worked_on(desired: Us
     assert unreachable(HOST, desired) is None
 
 
-@pytest.mark.parametrize(("vmid", "rule"), [(130, "container-stopped"), (131, "no-container")])
+@pytest.mark.parametrize(("vmid", "rule"), [(130, "container-stopped"), (131, "no-such-container")])
 def test_a_container_that_is_off_or_not_there_is_refused_and_on_the_way_back_only_told(vmid: int, rule: str) -> None:
     told = unreachable(HOST, replace(DESIRED, vmid=vmid))
     assert told is not None

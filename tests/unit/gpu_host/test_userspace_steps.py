@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Inside:
 
     def look(self) -> UserspaceState:
         facts = gather(self.host.world)
-        return gather_state(self.world, self.desired, "", why_waiting(self.host.world, facts, self.desired))
+        return gather_state(self.world, self.desired, "", partial(why_waiting, facts, self.desired))
 
     def plan(self, **changes: Any) -> UserspacePlan:
         return plan(gather(self.host.world), self.look(), replace(self.desired, **changes), ahead=True)
@@ -207,3 +208,12 @@ def test_cards_that_come_with_the_next_start_are_not_asked_before_it(inside: Ins
     assert [refusal.rule for refusal in inside.plan().refusals] == ["no-devices", "cuda-100"]
     inside.machine.nvml, inside.machine.cuda = "GPU 0: NVIDIA RTX A6000", 0
     assert inside.plan().as_dict() == UserspacePlan().as_dict()
+
+
+def test_a_look_costs_two_calls(inside: Inside) -> None:
+    """One for all that every look asks, one for NVML and CUDA where they can answer."""
+    inside.desired = replace(inside.desired, probe=True)
+    inside.take(inside.steps())
+    inside.host.world.commands.clear()
+    assert inside.look().probe is not None
+    assert len([argv for argv in inside.host.world.commands if argv[:2] == ["pct", "exec"]]) == 2

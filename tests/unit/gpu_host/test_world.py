@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gpu_host.steps import ApplyError
-from gpu_host.world import ContainerWorld, Ownership, World
+from gpu_host.world import ContainerWorld, Ownership, Result, World, answers_of
 from tests.doubles.host_tree import HostTree
 
 
@@ -171,6 +172,58 @@ def test_nodes_of_a_container_through_its_host(inside: ContainerWorld) -> None:
     assert inside.glob("/dev/nvidia*") == ["/dev/nvidia0"]
     assert inside.device("/dev/nvidia0") == inside.device("/dev/nvidia0", follow=True) == ("char", 195, 0)
     assert (inside.device("/dev/nvidia1"), inside.link("/dev/nvidia0")) == (None, None)
+
+
+def test_what_is_asked_ahead_costs_one_call(inside: ContainerWorld) -> None:
+    inside.write("/etc/os-release", "ID=debian\n")
+    calls = inside.host.commands  # type: ignore[attr-defined]
+    calls.clear()
+    asked = inside.ahead(
+        [("ls", "-1A", "/dev")], files=["/etc/os-release", "/etc/absent"], folders=["/etc"], places=["/etc"]
+    )
+    assert (asked.read("/etc/os-release"), asked.read("/etc/absent")) == ("ID=debian\n", None)
+    assert (asked.names("/etc"), asked.exists("/etc")) == (["os-release"], True)
+    assert asked.run(["ls", "-1A", "/dev"]).out == "nvidia0\n"
+    assert len(calls) == 1
+    assert asked.device("/dev/nvidia0") == ("char", 195, 0), "what was not asked ahead is asked now"
+    assert len(calls) == 2
+
+
+class _Here(World):
+    """A host whose container is this machine: `pct exec` is what follows it."""
+
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0, stdin: str | None = None) -> Result:
+        return super().run(argv[4:], timeout_s, stdin)
+
+
+def test_a_real_shell_keeps_answers_apart(tmp_path: Path) -> None:
+    text = "first\n\n'second' $HOME\n"
+    (tmp_path / "file").write_text(text)
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "broken").symlink_to("nowhere")
+    loud = ("sh", "-c", "echo out; echo 'er ror' >&2; exit 3")
+    here, path = ContainerWorld(_Here(), 129), str(tmp_path)
+    asked = here.ahead(
+        [loud, ("no-such-program", "-x"), ("cat",)],
+        files=[f"{path}/file"],
+        places=[f"{path}/broken", f"{path}/absent"],
+        links=[f"{path}/link", f"{path}/broken"],
+    )
+    answers = asked.answers  # type: ignore[attr-defined]
+    assert len(answers) == 8
+    assert answers[loud] == Result(3, "out\n", "er ror")
+    assert answers[("no-such-program", "-x")] == Result(127, "", "no-such-program: command not found")
+    assert answers[("cat",)] == Result(0, "", ""), "no question reads the script of the others"
+    assert asked.read(f"{path}/file") == text
+    assert (asked.exists(f"{path}/broken"), asked.exists(f"{path}/absent")) == (True, False)
+    assert (asked.end(f"{path}/link"), asked.end(f"{path}/broken")) == (f"{path}/file", "")
+
+
+@pytest.mark.parametrize("rest", ["host", "ho\0st\x000\0\0"])
+def test_an_answer_that_was_cut_off_or_holds_nul_is_asked_for_again(rest: str) -> None:
+    questions = [("true",), ("false",), ("cat", "/etc/hostname")]
+    told = {("true",): Result(0, "", ""), ("false",): Result(1, "", "")}
+    assert answers_of(questions, f"\x000\0\0\x001\0\0{rest}") == told
 
 
 def test_a_container_has_no_kernel_of_its_own(inside: ContainerWorld) -> None:
