@@ -27,10 +27,10 @@ PYTEST := PATH="$(abspath $(BIN)):$$PATH" $(QUIET) OMP_NUM_THREADS=1 $(BIN)/pyth
 
 # Files in order: the long ones of tests/roles come early and not last, when one of two processes would wait.
 test: lint  ## lint, types and every test that needs no engine, VM or GPU
-	$(PYTEST) -m 'not containers and not images and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m 'not containers and not faults and not images and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
-test-containers: $(STAMP)  ## roles on real distributions in Docker containers (root; see container-packages)
-	$(PYTEST) -m containers -rs --durations 15 $(PYTEST_ARGS)
+test-containers: $(STAMP)  ## roles and jobs on real distributions in Docker containers, faults of a fleet (root; see container-packages)
+	$(PYTEST) -m 'containers or faults' -rs --durations 15 $(PYTEST_ARGS)
 
 test-images: $(STAMP)  ## the CPU images built and run (root; see container-packages)
 	$(PYTEST) -m images -rs --durations 5 $(PYTEST_ARGS)
@@ -64,11 +64,11 @@ APT := apt-get install -y -qq --no-install-recommends
 
 system-packages:  ## as root on Debian or Ubuntu: what `make test` uses beside Python (those tests are skipped without it)
 	apt-get update -qq
-	$(APT) chromium curl fonts-dejavu-core
+	$(APT) chromium curl fonts-dejavu-core haproxy iproute2 openssh-client openssh-server rsync util-linux
 
 container-packages:  ## as root on Debian or Ubuntu: what `make test-containers` uses
 	apt-get update -qq
-	$(APT) docker.io mmdebstrap
+	$(APT) docker.io mmdebstrap openssh-client
 
 vm-packages:  ## as root on Debian or Ubuntu: what `make test-vm` uses
 	apt-get update -qq

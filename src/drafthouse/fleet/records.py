@@ -1,0 +1,193 @@
+"""What the fleet remembers about its jobs: a chain of lives, as objects that are created once and never changed.
+
+    lives/<job>/<epoch>   begun: where, what, by whom, in place of which life
+    live/<job>/<epoch>    it has shown that it works (the gate's evidence)
+    ends/<job>/<epoch>    it is over: retired, stopped, failed, lost
+
+A life is one epoch of a job on one node. Because nothing is overwritten, two operators cannot both begin the same
+epoch, and a record that was read once stays true. The page and `fab status` read the same objects, also when every
+node is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from drafthouse.errors import FleetError, StoreError
+from drafthouse.fleet.runtime.protocol import unit_name
+from drafthouse.store import Store
+from drafthouse.store.body import from_body, to_body
+from drafthouse.store.keys import numbered
+
+Outcome = Literal["retired", "stopped", "failed", "lost", "finished"]
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class Life:
+    """How one life of a job began.
+
+    Attributes:
+        job, epoch: whose life, and its number, counted from 1 over all nodes.
+        node: name of the node in the inventory.
+        kind: extract, train, serve or command.
+        runtime: "docker" or "process".
+        image: of the container, by digest; None for a process.
+        digest: of the job file as it was resolved.
+        spec: that job file (secrets by name only).
+        action: what the operator did: deploy, migrate, recover, rollback.
+        replaces: the epoch in whose place it was begun; None for a first life.
+        who: the operator, for people.
+        grace_s: seconds that it is given to end.
+    """
+
+    job: str
+    epoch: int
+    node: str
+    kind: str
+    runtime: str
+    image: str | None
+    digest: str
+    spec: dict[str, Any] = field(repr=False)
+    action: str
+    replaces: int | None
+    who: str
+    grace_s: float
+
+    @property
+    def unit(self) -> str:
+        """Its name on the node."""
+        return unit_name(self.job, self.epoch)
+
+
+@dataclass(frozen=True)
+class LifeState:
+    """A life and what became of it. Times are the store's own.
+
+    `status`: "starting" (begun, the gate not passed), "live", or the outcome of its end.
+    """
+
+    life: Life
+    begun: datetime
+    evidence: str | None = None
+    live_since: datetime | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+    ended: datetime | None = None
+
+    @property
+    def status(self) -> str:
+        return self.outcome or ("live" if self.live_since else "starting")
+
+    @property
+    def open(self) -> bool:
+        return self.outcome is None
+
+
+class Records:
+    """The lives of all jobs in the fleet's store."""
+
+    def __init__(self, store: Store) -> None:
+        self.objects = store
+
+    def begin(self, life: Life) -> None:
+        """Declare a life. From here on its epoch is used, whatever happens to it.
+
+        Raises:
+            FleetError: somebody else began that epoch: two operators act on one job.
+        """
+        token = secrets.token_hex(8)  # two operators may begin equal lives: only one of them did
+        if not self.objects.create(_key("lives", life.job, life.epoch), to_body({**asdict(life), "token": token})):
+            raise FleetError(
+                f"epoch {life.epoch} of '{life.job}' was begun by somebody else",
+                where=self.objects.url,
+                fix="see `fab status`, then try again",
+            )
+
+    def mark_live(self, job: str, epoch: int, evidence: str) -> None:
+        """The life has passed its gate. Repeating it changes nothing."""
+        self.objects.create(_key("live", job, epoch), to_body({"evidence": evidence}))
+
+    def end(self, job: str, epoch: int, outcome: Outcome, reason: str) -> None:
+        """The life is over. The first end counts: a life that was lost is not retired later."""
+        self.objects.create(_key("ends", job, epoch), to_body({"outcome": outcome, "reason": reason}))
+
+    def lives(self, job: str | None = None) -> list[LifeState]:
+        """All lives (of one job), oldest epoch first."""
+        wanted = "" if job is None else f"/{job}"
+        found: dict[str, dict[tuple[str, int], datetime]] = {}
+        for name in ("ends", "live", "lives"):  # the beginnings last: an end without a beginning is not seen
+            found[name] = {
+                (match[1], int(match[2])): info.last_modified
+                for info in self.objects.list(f"{name}{wanted}")
+                if (match := re.fullmatch(rf"{name}/([^/]+)/(\d+)", info.key))
+            }
+        keys = sorted(found["lives"])
+        with ThreadPoolExecutor(_READERS) as pool:
+            return list(pool.map(lambda key: self._state(key, found), keys))
+
+    def next_epoch(self, job: str) -> int:
+        """The number of the life that would be begun next."""
+        return 1 + max((state.life.epoch for state in self.lives(job)), default=0)
+
+    def current(self, job: str) -> LifeState | None:
+        """The life that counts: the newest that works, else the newest that is not over; None when there is none."""
+        return current_of(self.lives(job))
+
+    def on_node(self, node: str) -> list[LifeState]:
+        """The lives that are not over on a node: what a migration has to move."""
+        return [state for state in self.lives() if state.open and state.life.node == node]
+
+    def _state(self, key: tuple[str, int], found: dict[str, dict[tuple[str, int], datetime]]) -> LifeState:
+        job, epoch = key
+        begun = found["lives"][key]
+        life = self._life(_key("lives", job, epoch))
+        live = self._body(_key("live", job, epoch)) if key in found["live"] else {}
+        end = self._body(_key("ends", job, epoch)) if key in found["ends"] else {}
+        return LifeState(
+            life=life,
+            begun=begun,
+            evidence=live.get("evidence"),
+            live_since=found["live"].get(key),
+            outcome=end.get("outcome"),
+            reason=end.get("reason"),
+            ended=found["ends"].get(key),
+        )
+
+    def _life(self, key: str) -> Life:
+        body = self._body(key)
+        body.pop("token", None)
+        try:
+            return Life(**body)
+        except TypeError:
+            raise StoreError(
+                "this is not the record of a life", where=f"{self.objects.url}/{key}", fix="see who else writes there"
+            ) from None
+
+    def _body(self, key: str) -> dict[str, Any]:
+        return from_body(self.objects.get(key), f"{self.objects.url}/{key}")
+
+
+def current_of(lives: list[LifeState]) -> LifeState | None:
+    """The life of one job that counts, out of all its lives. One that is only starting does not count while another
+    still works: a migration that fails leaves the old one in its place."""
+    open_lives = [state for state in lives if state.open]
+    working = [state for state in open_lives if state.live_since is not None]
+    return next(reversed(working or open_lives), None)
+
+
+def newest_before(lives: list[LifeState], epoch: int) -> Iterator[LifeState]:
+    """Lives that were live at some time before `epoch`, newest first: what a rollback can go back to."""
+    for state in reversed(lives):
+        if state.life.epoch < epoch and state.live_since is not None:
+            yield state
+
+
+def _key(kind: str, job: str, epoch: int) -> str:
+    return f"{kind}/{job}/{numbered(epoch)}"

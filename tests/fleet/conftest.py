@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.doubles.nodes import Fleet, Node, missing
+from tests.fixtures_s3 import serve
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three nodes for the whole session. Who kills, cuts or rekeys one brings it back (`healthy` does)."""
+    lacking = missing()
+    if lacking is not None:
+        pytest.skip(f"nodes need {lacking}")
+    with Fleet(3, tmp_path_factory.mktemp("fleet")) as running:
+        yield running
+
+
+@pytest.fixture
+def healthy(fleet: Fleet) -> Iterator[Fleet]:
+    """The nodes, for tests that harm them: afterwards every node is joined, alive and known by its key again."""
+    yield fleet
+    for node in fleet.nodes:
+        node.join()
+        if not node.pids():
+            node.restart()
+    fleet.write_inventory()
+
+
+@pytest.fixture
+def node(fleet: Fleet) -> Node:
+    """A node that the test leaves as it was."""
+    return fleet.nodes[0]
+
+
+@pytest.fixture(scope="session")
+def fleet_s3(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of an S3 server (SeaweedFS) that nodes reach; `tests.fixtures_s3.s3_url` makes a store's URL of it."""
+    with serve(tmp_path_factory.mktemp("seaweed"), fleet.controller_address) as endpoint:
+        yield endpoint
