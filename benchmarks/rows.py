@@ -41,8 +41,19 @@ class Rows:
         }
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, name: str, value: float, unit: str, *, peer: str, ratio: float, bar: float | None = None) -> None:
-        """One figure; `ratio` is how many times better than the peer, `bar` the ratio that was aimed at."""
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        peer: str,
+        ratio: float,
+        bar: float | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """One figure; `ratio` is how many times better than the peer, `bar` the ratio that was aimed at, `details`
+        what plots need beyond it."""
         row = {
             "name": name,
             "value": round(value, 4),
@@ -52,7 +63,7 @@ class Rows:
             "bar": bar,
             "met": None if bar is None else ratio >= bar,
         }
-        self.rows.append(row | self._common)
+        self.rows.append(row | self._common | ({} if details is None else {"details": details}))
         print(f"{name:<44} {value:>12.4g} {unit:<18} {ratio:>6.2f}x {peer}")
 
     def write(self, path: Path) -> None:

@@ -272,7 +272,7 @@ def states_extract(
         asdict(summary),
         as_json,
         f"{summary.worker}: {summary.shards} shards, {summary.tokens} tokens in {summary.seconds:.1f} s"
-        f" ({summary.redone} taken over from others)",
+        f" ({summary.rate:.0f} tokens/s, waited {summary.waited_s:.1f} s; {summary.redone} taken over from others)",
     )
 
 
@@ -306,9 +306,17 @@ def drafter_train(
     recipe: Annotated[str, typer.Argument(help="Name under `train` in the run file.")],
     out: Out = DEFAULT_OUT,
     overrides: Overrides = None,
+    mirror: Annotated[
+        bool,
+        typer.Option(
+            "--mirror", help="Keep checkpoints, curve and drafter in the run's store too, even if that is a folder."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one drafter of the run, going on from its newest whole checkpoint.
+
+    SIGTERM ends it with a checkpoint and exit status 0; a job that was moved elsewhere ends with 76.
 
     [dim]Examples:[/dim]
 
@@ -319,7 +327,7 @@ def drafter_train(
     from drafthouse.loop import steps
 
     run = _run(out, overrides)
-    result = steps.train_drafter(run, steps.load_target(run), recipe, _progress(as_json))
+    result = steps.train_drafter(run, steps.load_target(run), recipe, _progress(as_json), mirror=mirror)
     facts = {
         "steps": result.steps,
         "tokens": result.tokens,
@@ -329,7 +337,8 @@ def drafter_train(
         "stopped": result.stopped,
         "drafter": str(result.drafter) if result.drafter else None,
     }
-    _say(facts, as_json, f"{recipe}: {result.steps} steps, loss {result.loss:.3f}, in {result.drafter}")
+    where = f"in {result.drafter}" if result.drafter else "stopped with a checkpoint; start it again to go on"
+    _say(facts, as_json, f"{recipe}: {result.steps} steps, loss {result.loss:.3f}, {where}")
 
 
 @drafter_app.command("check")
@@ -494,6 +503,43 @@ def store_probe(
     store = Store.open(url)
     store.probe()
     _say({"url": store.url, "conditional_puts": True}, as_json, f"{store.url}: create-only puts are honoured")
+
+
+@store_app.command("janitor")
+def store_janitor(
+    url: Annotated[str, typer.Argument(help="file:PATH, memory://NAME or s3://BUCKET/PREFIX?endpoint=…&region=…")],
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="This run's lost data and rests; default: rests only.")
+    ] = None,
+    quiet_s: Annotated[float, typer.Option("--quiet", metavar="SECONDS", min=300, help="Spare what is younger.")] = 600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what killed workers left: data that lost, half-written files, unfinished multipart uploads.
+
+    What may still count is never touched. On S3 it needs an access key in the environment; without one, give the
+    bucket a lifecycle rule AbortIncompleteMultipartUpload.
+
+    [dim]Examples:[/dim]
+
+      drafthouse store janitor runs/demo/store --run demo --dry-run
+
+      drafthouse store janitor 's3://states/qwen?endpoint=http://192.0.2.10:8333' --run qwen
+    """
+    from drafthouse.errors import StoreError
+    from drafthouse.store import Board, Store
+
+    store = Store.open(url)
+    if run is None:
+        removed = store.sweep(older_than_s=quiet_s, dry_run=dry_run)
+    else:
+        board = Board(store, run, ttl_s=quiet_s)
+        if board.spec() is None:
+            raise StoreError(f"there is no run '{run}'", where=store.url, fix="correct the URL or --run")
+        removed = board.janitor(dry_run=dry_run)
+    verb = "would be removed" if dry_run else "removed"
+    text = "\n".join([*removed, f"{store.url}: {len(removed)} rests {verb}"])
+    _say({"url": store.url, "run": run, "removed": removed, "dry_run": dry_run}, as_json, text)
 
 
 @app.command("version")

@@ -17,6 +17,7 @@ import torch
 from drafthouse.corpus import Prompt
 from drafthouse.decode import DecodeSettings, Generation, Stepper, decode
 from drafthouse.decode.forward import Pass
+from drafthouse.decode.graphs import GraphDecoder
 from drafthouse.decode.state import AttentionState, DeltaState, TargetState
 from drafthouse.decode.topology import Topology
 from drafthouse.drafter import DFlashDrafter
@@ -116,8 +117,9 @@ def test_logits_of_a_forest_and_the_committed_state_are_the_cpus(
             torch.testing.assert_close(other.window.cpu(), one.window, **NEAR)
         else:
             assert isinstance(one, AttentionState)
-            torch.testing.assert_close(other.key.cpu(), one.key, **NEAR)
-            torch.testing.assert_close(other.value.cpu(), one.value, **NEAR)
+            # Without the spare slot, which holds whatever was left over last.
+            torch.testing.assert_close(other.key[:, :, :-1].cpu(), one.key[:, :, :-1], **NEAR)
+            torch.testing.assert_close(other.value[:, :, :-1].cpu(), one.value[:, :, :-1], **NEAR)
 
 
 @pytest.mark.parametrize(("mode", "budget"), MODES)
@@ -135,6 +137,31 @@ def test_a_bfloat16_target_says_nearly_the_same(
     found = greedy(target, copy.deepcopy(drafter).to(device), questions, mode, budget)
     same = sum(one.tokens == other.tokens for one, other in zip(found, alone, strict=True))
     assert same >= len(questions) * 3 // 4
+
+
+@pytest.mark.parametrize(("mode", "budget"), MODES)
+def test_graphs_say_what_launches_say(
+    on_device: Target,
+    drafter: DFlashDrafter,
+    questions: list[np.ndarray],
+    device: torch.device,
+    mode: str,
+    budget: int,
+) -> None:
+    """One decoder for all prompts, so that what a text leaves behind in the fixed memory would show in the next."""
+    drafting = copy.deepcopy(drafter).to(device)
+    expected = greedy(on_device, drafting, questions, mode, budget)
+    capacity = max(map(len, questions)) + 48
+    decoder = GraphDecoder(
+        Stepper(on_device, TAPS),
+        None if mode == "autoregressive" else drafting,
+        budget if mode == "tree" else None,
+        capacity,
+    )
+    found = [decoder.decode(question, 48) for question in questions]
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    passes, reference = (sum(one.target_passes for one in all_) for all_ in (found, expected))
+    assert abs(passes - reference) <= 0.05 * reference
 
 
 def test_samples_follow_the_seed(

@@ -89,13 +89,35 @@ def test_the_drafter_learns_as_on_the_cpu(
     assert sum(longer[-5:]) < 0.8 * sum(longer[:5])
 
 
-def test_both_attentions_train_alike_with_sliding_layers(states: Store, on_device: Target, tmp_path: Path) -> None:
-    shape = config(on_device, layer_types=("sliding_attention", "full_attention"), sliding_window=16)
-    split, dense = (
-        losses(states, on_device, settings(CE, steps=4, attention=kind), tmp_path / kind, shape=shape)
-        for kind in ("split", "dense")
+@pytest.mark.parametrize("packing", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("kinds", [("sliding_attention", "full_attention"), ("full_attention", "full_attention")])
+def test_all_attentions_train_alike(
+    states: Store, on_device: Target, tmp_path: Path, kinds: tuple[str, str], packing: bool
+) -> None:
+    """Compiled kernels, layers and loss among them; the packed runs are compared with padded rows."""
+    window = 16 if "sliding_attention" in kinds else None
+    shape = config(on_device, layer_types=kinds, sliding_window=window)
+    dense, *others = (
+        losses(states, on_device, settings(STREAK, steps=4, **how), tmp_path / str(number), shape=shape)
+        for number, how in enumerate(
+            (
+                {"attention": "dense"},
+                {"attention": "split", "packing": packing},
+                {"attention": "flex", "packing": packing},
+                {"attention": "flex", "packing": packing, "compile": True},
+            )
+        )
     )
-    assert split == pytest.approx(dense, rel=1e-3)
+    for found in others:
+        assert found == pytest.approx(dense, rel=1e-3)
+
+
+def test_the_log_says_what_the_device_does(states: Store, on_device: Target, tmp_path: Path) -> None:
+    result = train(StatesReader(states, "cpu"), on_device, config(on_device), settings(CE, steps=3), tmp_path)
+    row = read_metrics(result.metrics)[-1]
+    assert 0 < row["gpu_memory_gib"] <= row["gpu_memory_peak_gib"]
+    assert 0 < row["mfu"] < 1
+    assert row["tokens_per_s"] > 0
 
 
 @pytest.mark.parametrize("recipe", [CE, STREAK], ids=["adamw", "muon"])

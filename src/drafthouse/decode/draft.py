@@ -19,7 +19,7 @@ class DraftContext:
 
     def __init__(self, drafter: DFlashDrafter, target: Target, rows: int, capacity: int) -> None:
         config = drafter.config
-        shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
+        shape = (rows, config.num_key_value_heads, capacity + 1, config.head_dim)
         weight = drafter.fc.weight
         self.drafter, self.target = drafter, target
         self.layers = [
@@ -34,9 +34,13 @@ class DraftContext:
         self.lengths = self.lengths[rows]
 
     @torch.no_grad()
-    def extend(self, taps: Tensor, path: Tensor, counts: Tensor) -> None:
-        """Append the first `counts` `[rows]` nodes of `path` `[rows, P]`; taps `[rows, T, K, hidden]`."""
-        width = int(counts.max())
+    def extend(self, taps: Tensor, path: Tensor, counts: Tensor, width: int | None = None) -> None:
+        """Append the first `counts` `[rows]` nodes of `path` `[rows, P]`; taps `[rows, T, K, hidden]`.
+
+        Args:
+            width: nodes of `path` to look at; None: the largest count, which is asked of the device.
+        """
+        width = int(counts.max()) if width is None else width
         if width == 0:
             return
         row = torch.arange(path.shape[0], device=path.device).unsqueeze(1)
@@ -53,12 +57,16 @@ class DraftContext:
         self.lengths = self.lengths + counts
 
     @torch.no_grad()
-    def propose(self, last: Tensor) -> Tensor:
-        """Log-probabilities `[rows, block_size - 1, vocab]`, float32, of the tokens after `last` `[rows]`."""
+    def propose(self, last: Tensor, width: int | None = None) -> Tensor:
+        """Log-probabilities `[rows, block_size - 1, vocab]`, float32, of the tokens after `last` `[rows]`.
+
+        Args:
+            width: slots of the context to look at; None: as many as the longest row holds.
+        """
         config = self.drafter.config
         block = last.new_full((last.shape[0], 1, config.block_size), config.mask_token_id)
         block[:, 0, 0] = last
-        width = int(self.lengths.max())
+        width = int(self.lengths.max()) if width is None else width
         index = torch.arange(width, device=last.device)
         positions = torch.where(index < self.lengths.unsqueeze(1), index, -1)
         hidden = self.drafter.blocks(

@@ -96,7 +96,7 @@ class Stepper:
             else:
                 mixer = module.self_attn
                 heads = mixer.k_proj.out_features // mixer.head_dim
-                shape = (rows, heads, capacity, mixer.head_dim)
+                shape = (rows, heads, capacity + 1, mixer.head_dim)
                 layers.append(
                     AttentionState(
                         torch.zeros(shape, dtype=target.dtype, device=device),
@@ -106,12 +106,17 @@ class Stepper:
         return TargetState(layers, torch.zeros(rows, dtype=torch.int64, device=device), capacity)
 
     @torch.no_grad()
-    def forward(self, state: TargetState, tokens: Tensor, topology: Topology) -> Pass:
-        """Run nodes `tokens` `[rows, T]` behind the committed text; `state` is only read."""
+    def forward(self, state: TargetState, tokens: Tensor, topology: Topology, committed: int | None = None) -> Pass:
+        """Run nodes `tokens` `[rows, T]` behind the committed text; `state` is only read.
+
+        Args:
+            committed: slots of the caches to look at; None: as many as the longest row holds, which is asked of the
+                device.
+        """
         hidden = self.target.embed(tokens)
         positions = state.lengths.unsqueeze(1) + topology.depth
         cos, sin = self._rotation(positions)
-        mask = _attention_mask(state.lengths, topology)
+        mask = _attention_mask(state.lengths, topology, committed)
         taps: list[Tensor] = []
         kept: list[AttentionInputs | DeltaPass] = []
         for index, module in enumerate(self.target.layers):
@@ -201,9 +206,10 @@ class Stepper:
         return last, torch.cat(taps, dim=1)
 
 
-def _attention_mask(lengths: Tensor, topology: Topology) -> Tensor:
+def _attention_mask(lengths: Tensor, topology: Topology, committed: int | None) -> Tensor:
     """Bool mask `[rows, 1, T, committed + T]`: all committed tokens of the row, then the node's own path."""
-    committed = int(lengths.max()) if lengths.numel() else 0
+    if committed is None:
+        committed = int(lengths.max()) if lengths.numel() else 0
     before = torch.arange(committed, device=lengths.device) < lengths.unsqueeze(1)
     before = before.unsqueeze(1).expand(-1, topology.length, -1)
     return torch.cat([before, topology.visible], dim=-1).unsqueeze(1)

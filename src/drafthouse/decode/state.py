@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class AttentionState:
-    """Keys and values `[rows, kv_heads, capacity, head_dim]`, rotated; valid up to the row's length."""
+    """Keys and values `[rows, kv_heads, capacity + 1, head_dim]`, rotated; valid up to the row's length."""
 
     key: Tensor
     value: Tensor
@@ -55,10 +55,13 @@ def scatter_rows(cache: Tensor, new: Tensor, starts: Tensor, path: Tensor, count
     """Write nodes `path[r, :counts[r]]` of `new` behind position `starts[r]` of `cache`, in place.
 
     Args:
-        cache: `[rows, heads, capacity, dim]`.
+        cache: `[rows, heads, capacity + 1, dim]`; the last slot is never read.
         new: `[rows, heads, T, dim]`.
         starts, counts: `[rows]`; path: `[rows, P]`.
     """
+    # Of fixed shape, so that a CUDA graph can hold it: nodes that are not kept go to the spare slot at the end.
     steps = torch.arange(path.shape[1], device=path.device)
-    row, step = torch.nonzero(steps < counts.unsqueeze(1), as_tuple=True)
-    cache[row, :, starts[row] + step] = new[row, :, path[row, step]]
+    spare = cache.shape[2] - 1
+    places = torch.where(steps < counts.unsqueeze(1), starts.unsqueeze(1) + steps, spare)
+    row = torch.arange(path.shape[0], device=path.device).unsqueeze(1)
+    cache[row, :, places] = new[row, :, path]

@@ -49,20 +49,18 @@ class Topology:
         Raises:
             ValueError: a parent does not come before its child.
         """
-        rows, length = parents.shape
+        length = parents.shape[1]
         index = torch.arange(length, device=parents.device)
         if bool((parents >= index).any()) or bool((parents < -1).any()):
             raise ValueError("a parent must come before its child")
-        # One column more for "no parent": the ancestors of -1 are nobody.
-        visible = torch.zeros(rows, length + 1, length, dtype=torch.bool, device=parents.device)
-        depth = torch.full((rows, length + 1), -1, dtype=torch.int64, device=parents.device)
-        row = torch.arange(rows, device=parents.device)
-        for node in range(length):
-            parent = parents[:, node]  # -1 reads the extra last entry
-            visible[:, node] = visible[row, parent]
-            visible[:, node, node] = True
-            depth[:, node] = depth[row, parent] + 1
-        return cls(parents, depth[:, :length], visible[:, :length])
+        # Paths of one step, then of two, four, ...: a handful of products where a loop over the nodes would launch
+        # hundreds of kernels. The counts of float32 are exact far beyond any tree.
+        steps = (parents.unsqueeze(-1) == index) | (index.unsqueeze(-1) == index)
+        reached = 1
+        while reached < length:
+            steps = (steps.float() @ steps.float()) > 0
+            reached *= 2
+        return cls(parents, steps.sum(-1) - 1, steps)
 
     @property
     def length(self) -> int:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 
-def generator_for(seed: int, step: int, purpose: str) -> torch.Generator:
-    """A CPU generator that depends on nothing but its arguments, so that a resumed run draws what it would
-    have drawn."""
+def generator_for(seed: int, step: int, purpose: str, device: torch.device | None = None) -> torch.Generator:
+    """A generator (of the CPU, unless a device is named) that depends on nothing but its arguments, so that a resumed
+    run draws what it would have drawn."""
     digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def valid_anchors(loss_mask: Tensor) -> Tensor:

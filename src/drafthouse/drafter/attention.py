@@ -1,4 +1,4 @@
-"""Who sees whom in a DFlash block, and two exact ways to compute it.
+"""Who sees whom in a DFlash block, and three exact ways to compute it.
 
 The rule (arXiv 2602.06036; SpecForge and z-lab agree). A query at slot j of the block anchored at a has
 position p = a + j. It sees
@@ -10,7 +10,11 @@ position p = a + j. It sees
 
 `dense` hands one boolean mask over [context | all blocks] to PyTorch's scaled dot-product attention. `split`
 scores the shared context and the own block only, so that the (blocks x slots)^2 pairs which are always masked
-are never computed; both parts share one softmax. They give the same numbers; `dense` is the reference.
+are never computed; both parts share one softmax. `flex` (`flex.py`) compiles the rule into a block-sparse kernel for
+long contexts on accelerators. They give the same numbers; `dense` is the reference.
+
+Several documents may share a row (packing): then anchors and context tokens carry document numbers, and nothing of
+another document is seen.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask as FlexMask
 
-Implementation = Literal["split", "dense"]
+from drafthouse.drafter.flex import flex_attend, flex_mask
+
+Implementation = Literal["split", "dense", "flex"]
+Documents = tuple[Tensor, Tensor]
 
 _FLOOR = -80.0
 
@@ -59,7 +67,13 @@ class BlockMask:
         return torch.cat([context, own.expand(rows, 1, -1, -1)], dim=-1)
 
 
-def block_mask(anchors: Tensor, context_positions: Tensor, block_size: int, window: int | None) -> BlockMask:
+def block_mask(
+    anchors: Tensor,
+    context_positions: Tensor,
+    block_size: int,
+    window: int | None,
+    documents: Documents | None = None,
+) -> BlockMask:
     """Build the mask of one layer type.
 
     Args:
@@ -68,10 +82,14 @@ def block_mask(anchors: Tensor, context_positions: Tensor, block_size: int, wind
         context_positions: int [rows, context], absolute position of each context key; -1 marks padding.
         block_size: slots of a block.
         window: W of a sliding layer; None for a full layer.
+        documents: document number of each anchor [rows, anchors] and of each context token [rows, context]; None:
+            a row is one document.
     """
     slots = torch.arange(block_size, device=anchors.device)
     keys = context_positions[:, None, None, :]
     visible = (keys >= 0) & (keys < anchors[:, :, None, None])
+    if documents is not None:
+        visible &= documents[0][:, :, None, None] == documents[1][:, None, None, :]
     if window is None:
         own = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
         return BlockMask(visible, own)
@@ -83,48 +101,61 @@ def block_mask(anchors: Tensor, context_positions: Tensor, block_size: int, wind
 
 @dataclass(frozen=True)
 class Bias:
-    """A `BlockMask` in the form that one implementation consumes, built once a forward and shared by its
-    layers."""
+    """A mask in the form that one implementation consumes, built once a forward and shared by its layers."""
 
-    context: Tensor
-    own: Tensor
+    context: Tensor | FlexMask
+    own: Tensor | None
 
     @classmethod
-    def of(cls, mask: BlockMask, implementation: Implementation, dtype: torch.dtype) -> Bias:
-        if implementation == "dense":
-            return cls(mask.dense(), mask.own)
-        return cls(mask.context_bias(dtype), mask.own_bias(dtype))
+    def of(
+        cls,
+        anchors: Tensor,
+        context_positions: Tensor,
+        block_size: int,
+        window: int | None,
+        implementation: Implementation,
+        dtype: torch.dtype,
+        documents: Documents | None = None,
+    ) -> Bias:
+        """Arguments as in `block_mask`; `dtype` is that of the scores."""
+        # FlexAttention trains on accelerators only; SDPA takes its place elsewhere, with the same numbers.
+        if implementation == "flex" and (anchors.device.type != "cpu" or not torch.is_grad_enabled()):
+            return cls(flex_mask(anchors, context_positions, block_size, window, documents), None)
+        mask = block_mask(anchors, context_positions, block_size, window, documents)
+        if implementation == "split":
+            return cls(mask.context_bias(dtype), mask.own_bias(dtype))
+        return cls(mask.dense(), None)
 
 
-def attend(
-    q: Tensor,
-    context: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
-    bias: Bias,
-    implementation: Implementation,
-) -> Tensor:
+def attend(q: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], bias: Bias) -> Tensor:
     """Attention of block queries over the shared context and their own block.
 
     Args:
         q: [rows, anchors, block, heads, d], normed and rotated.
         context: keys and values, each [rows, kv_heads, context, d].
         own: keys and values, each [rows, anchors, block, kv_heads, d].
-        bias: from `Bias.of` for the same implementation.
+        bias: from `Bias.of`; it carries the implementation.
 
     Returns:
         [rows, anchors, block, heads * d].
     """
-    return (_split if implementation == "split" else _dense)(q, *context, *own, bias)
+    if isinstance(bias.context, FlexMask):
+        return flex_attend(q, *context, *own, bias.context)
+    if bias.own is None:
+        return _dense(q, *context, *own, bias.context)
+    return _split(q, *context, *own, bias.context, bias.own)
 
 
-def _split(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, bias: Bias) -> Tensor:
+def _split(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, context_bias: Tensor, own_bias: Tensor
+) -> Tensor:
     rows, anchors, block, heads, d = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     # Query heads that share a kv head become rows of one matrix product: no key or value is repeated.
     q = (q * d**-0.5).view(rows, anchors, block, kv_heads, group, d).permute(0, 3, 1, 4, 2, 5).contiguous()
     own_k, own_v = own_k.permute(0, 3, 1, 2, 4), own_v.permute(0, 3, 1, 2, 4)
-    out: Tensor = _SharedContext.apply(q, k, v, own_k, own_v, bias.context, bias.own)  # type: ignore[no-untyped-call]
+    out: Tensor = _SharedContext.apply(q, k, v, own_k, own_v, context_bias, own_bias)  # type: ignore[no-untyped-call]
     return out.permute(0, 2, 4, 1, 3, 5).reshape(rows, anchors, block, heads * d)
 
 
@@ -192,11 +223,9 @@ class _SharedContext(torch.autograd.Function):
         return grad_q, grad_k, grad_v, grad_own_k, grad_own_v, None, None
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, bias: Bias) -> Tensor:
+def _dense(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, mask: Tensor) -> Tensor:
     rows, anchors, block, heads, d = q.shape
     keys = torch.cat([k, own_k.flatten(1, 2).transpose(1, 2)], dim=2)
     values = torch.cat([v, own_v.flatten(1, 2).transpose(1, 2)], dim=2)
-    out = F.scaled_dot_product_attention(
-        q.flatten(1, 2).transpose(1, 2), keys, values, attn_mask=bias.context, enable_gqa=True
-    )
+    out = F.scaled_dot_product_attention(q.flatten(1, 2).transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=True)
     return out.transpose(1, 2).reshape(rows, anchors, block, heads * d)

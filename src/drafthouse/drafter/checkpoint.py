@@ -33,6 +33,7 @@ WEIGHTS, TRAINING, STATE, MANIFEST = (
     "state.json",
     "manifest.json",
 )
+FILES = (WEIGHTS, TRAINING, STATE, MANIFEST)
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Checkpoints:
         Raises:
             DrafterError: the disk is full or not writable; older checkpoints are untouched.
         """
-        path = self.folder / f"step-{state.step:08d}"
+        path = self.place(state.step)
         try:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)
@@ -116,7 +117,7 @@ class Checkpoints:
                 where=str(path),
                 fix="make room and start again",
             ) from error
-        self._drop_old()
+        self._drop_old(path)
         return path
 
     def newest(self) -> Checkpoint | None:
@@ -130,7 +131,7 @@ class Checkpoints:
         """
         problems = {}
         found = None
-        for path in reversed(self._folders()):
+        for path in reversed(self.folders()):
             problem = verify(path)
             if problem is None:
                 found = path
@@ -147,15 +148,26 @@ class Checkpoints:
             _log.warning("checkpoint %s is passed over: %s", path, problem)
         return None if found is None else _read(found)
 
-    def _folders(self) -> list[Path]:
+    def folders(self) -> list[Path]:
+        """All that claim to be checkpoints, oldest step first; `verify` tells whether one is."""
         return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 
-    def _drop_old(self) -> None:
-        whole = [path for path in self._folders() if (path / MANIFEST).exists()]
-        for path in whole[: -self.keep]:
-            # Without its manifest a folder is no checkpoint, whenever the removal is interrupted.
-            (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of `step` lies, or would lie."""
+        return self.folder / f"step-{step:08d}"
+
+    def drop(self, path: Path) -> None:
+        """Remove one of `folders`."""
+        # Without its manifest a folder is no checkpoint, whenever the removal is interrupted.
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def _drop_old(self, saved: Path) -> None:
+        # What is beyond the step that was just saved was passed over when the run resumed: it counts for nothing.
+        whole = [path for path in self.folders() if (path / MANIFEST).exists()]
+        counting = [path for path in whole if path <= saved]
+        for path in [*counting[: -self.keep], *whole[len(counting) :]]:
+            self.drop(path)
 
 
 def verify(path: Path) -> str | None:

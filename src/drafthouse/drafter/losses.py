@@ -7,11 +7,10 @@ output of the target's last layer and the norm is applied here, exactly once.
     l_k  = (1 - s) CE(tok[a+k]) + s T^2 KL(p_T || q_T)          s = soft_weight, T = temperature
     loss = sum w_k l_k / sum w_k                                over all labels that count
 
-The lm_head is frozen, so all that the drafter needs is d loss / d hidden. It is computed chunk by chunk of
-blocks inside
-the forward pass: logits, loss and gradient of a chunk are made, used and dropped. A [slots, vocabulary]
-tensor of the whole batch never exists and nothing is recomputed. (The same idea as Liger's fused linear
-cross-entropy, arXiv 2410.10989, for any loss that autograd can differentiate.)
+The lm_head is frozen, so all that the drafter needs is d loss / d hidden. It is computed chunk by chunk of blocks
+inside the forward pass: logits, loss and gradient of a chunk (`vocabulary.py`) are made, used and dropped. A
+[slots, vocabulary] tensor of the whole batch never exists, slots without a label never meet the lm_head, and nothing
+is recomputed. (The idea of Liger's fused linear cross-entropy, arXiv 2410.10989.)
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from drafthouse.config import Settings
 from drafthouse.drafter.metrics import SlotSums
+from drafthouse.drafter.vocabulary import Soft, Terms, gradient, judge
 from drafthouse.drafter.weights import decay_weights, default_gamma, dpace_weights, streak_weights
 
 Head = Callable[[Tensor], Tensor]
@@ -139,6 +139,7 @@ def block_loss(
     *,
     teacher: Teacher | None = None,
     entropy: bool = False,
+    compiled: bool = False,
 ) -> BlockLoss:
     """Loss and metrics of all blocks of a batch.
 
@@ -153,35 +154,29 @@ def block_loss(
         settings: loss and weights.
         teacher: needed when `soft_weight` > 0.
         entropy: also sum the entropy of the drafter's distributions (one more pass over the logits).
+        compiled: use compiled kernels (CUDA).
     """
     if settings.soft_weight > 0 and teacher is None:
         raise ValueError("a soft-label loss needs a teacher")
     slots = hidden.shape[2] - 1
     labels = _Labels.of(anchors, input_ids, loss_mask, slots)
-    chunks = _Chunks(labels, lm_head, settings, teacher if settings.soft_weight > 0 else None, slots, entropy)
-    selected = hidden.flatten(0, 1)[:, 1:][labels.block]
+    chunks = _Chunks(labels, lm_head, settings, teacher if settings.soft_weight > 0 else None, slots, entropy, compiled)
+    selected = hidden.flatten(0, 1)[:, 1:][labels.block][labels.valid]
     numerator: Tensor = _ChunkedSum.apply(selected, chunks)  # type: ignore[no-untyped-call]
     return BlockLoss(numerator, chunks.sums.weight.sum(), chunks.sums)
 
 
 class _ChunkedSum(torch.autograd.Function):
-    """Sum of a function over chunks of its input, with the gradient taken chunk by chunk in the forward
-    pass."""
+    """Sum of the chunks' losses, with the gradient taken chunk by chunk in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, chunks: _Chunks) -> Tensor:
         wanted = ctx.needs_input_grad[0]
-        gradient = torch.zeros_like(hidden) if wanted else None
+        into = torch.zeros_like(hidden) if wanted else None
         total = torch.zeros((), device=hidden.device)
-        for start in range(0, hidden.shape[0], chunks.size):
-            part = slice(start, start + chunks.size)
-            with torch.set_grad_enabled(wanted):
-                leaf = hidden[part].detach().requires_grad_(wanted)
-                value = chunks.weighted_loss(leaf, part)
-            if gradient is not None:
-                (gradient[part],) = torch.autograd.grad(value, leaf)
-            total += value.detach()
-        ctx.save_for_backward(gradient)
+        for blocks, labels in chunks.parts():
+            total += chunks.weighted_loss(hidden[labels], blocks, labels, None if into is None else into[labels])
+        ctx.save_for_backward(into)
         return total
 
     @staticmethod
@@ -201,51 +196,64 @@ class _Chunks:
         teacher: Teacher | None,
         slots: int,
         entropy: bool,
+        compiled: bool,
     ) -> None:
         self.labels, self.lm_head, self.settings, self.teacher = labels, lm_head, settings, teacher
-        self.size = settings.chunk_blocks
-        self.entropy = entropy
+        self.entropy, self.compiled = entropy, compiled
         self.sums = SlotSums.zeros(slots, labels.block.device)
         self.decay = decay_weights(slots, settings.gamma or default_gamma(slots + 1)).to(labels.block.device)
+        self.tokens, self.positions = labels.tokens[labels.valid], labels.teacher[labels.valid]
 
-    def weighted_loss(self, hidden: Tensor, part: slice) -> Tensor:
-        """sum of w l of the blocks `part`, from their hidden states [blocks, slots, hidden]."""
-        settings, valid = self.settings, self.labels.valid[part]
-        tokens = self.labels.tokens[part][valid]
-        logits = self.lm_head(hidden[valid]).float()  # [labels, vocabulary]: only slots with a label
-        log_q = logits.log_softmax(-1)
-        label_log_q = log_q.gather(-1, tokens[:, None]).squeeze(-1)
-        loss = -(1 - settings.soft_weight) * label_log_q
-        accepted = label_log_q.detach().exp()
-        divergence: Tensor | None = None
-        if self.teacher is not None:
-            divergence, overlap = self._soft(logits, log_q, self.labels.teacher[part][valid])
-            loss = loss + settings.soft_weight * settings.temperature**2 * divergence
-            accepted = accepted if overlap is None else overlap
-        with torch.no_grad():
-            weights = self._weights(_scatter(accepted, valid), valid)
-            self._count(logits, log_q, label_log_q, divergence, tokens, valid, weights)
-        return (weights[valid] * loss).sum()
+    def parts(self) -> list[tuple[slice, slice]]:
+        """Chunks as (their blocks, their labels); one look at the device for all of them."""
+        size, blocks = self.settings.chunk_blocks, self.labels.block.shape[0]
+        if not blocks:
+            return []
+        ends = [*range(size, blocks, size), blocks]
+        counted = self.labels.valid.sum(1).cumsum(0)[[end - 1 for end in ends]].tolist()
+        starts = [0, *ends[:-1]]
+        return [
+            (slice(start, end), slice(first, last))
+            for start, end, first, last in zip(starts, ends, [0, *counted[:-1]], counted, strict=True)
+        ]
 
-    def _soft(self, logits: Tensor, log_q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """KL(p_T || q_T) of each label, and sum(min(p, q)) when the weights ask for it."""
-        assert self.teacher is not None
-        temperature = self.settings.temperature
+    def weighted_loss(self, hidden: Tensor, blocks: slice, labels: slice, into: Tensor | None) -> Tensor:
+        """sum of w l of one chunk, from the hidden states of its labels [labels, hidden]; its gradient goes `into`."""
+        settings, valid, tokens = self.settings, self.labels.valid[blocks], self.tokens[labels]
+        with torch.set_grad_enabled(into is not None):
+            leaf = hidden.detach().requires_grad_(into is not None)
+            logits = self.lm_head(leaf)
+        seen, soft = logits.detach(), self._soft(self.positions[labels])
+        terms = judge(
+            seen,
+            tokens,
+            soft,
+            overlap=settings.acceptance == "overlap",
+            entropy=self.entropy,
+            compiled=self.compiled,
+        )
+        accepted = terms.log_q.exp() if terms.overlap is None else terms.overlap
+        by_slot = self._weights(_scatter(accepted, valid), valid)
+        weights = by_slot[valid]
+        if into is not None:
+            slope = gradient(
+                seen, tokens, soft, weights, settings.soft_weight, terms.normaliser, compiled=self.compiled
+            )
+            into.copy_(torch.autograd.grad(logits, leaf, slope)[0])
+        self._count(terms, valid, by_slot)
+        loss = -(1 - settings.soft_weight) * terms.log_q
+        if terms.divergence is not None:
+            loss = loss + settings.soft_weight * settings.temperature**2 * terms.divergence
+        return (weights * loss).sum()
+
+    def _soft(self, positions: Tensor) -> Soft | None:
+        if self.teacher is None:
+            return None
         with torch.no_grad():
             # Neighbouring blocks overlap: each target position is put through the lm_head once a chunk.
             needed, where = torch.unique(positions, return_inverse=True)
             states = self.teacher.last_hidden.flatten(0, 1)[needed]
-            target = self.teacher.lm_head(self.teacher.final_norm(states)).float()
-            log_p = (target / temperature if temperature != 1 else target).log_softmax(-1)
-            p = log_p.exp()
-            negative_entropy = (p * log_p).sum(-1)[where]
-            p = p[where]
-            overlap = None
-            if self.settings.acceptance == "overlap":
-                plain = p if temperature == 1 else target.softmax(-1)[where]
-                overlap = torch.minimum(plain, log_q.exp()).sum(-1)
-        log_q_t = log_q if temperature == 1 else (logits / temperature).log_softmax(-1)
-        return negative_entropy - (p * log_q_t).sum(-1), overlap
+            return Soft(self.teacher.lm_head(self.teacher.final_norm(states)), where, self.settings.temperature)
 
     def _weights(self, accepted: Tensor, valid: Tensor) -> Tensor:
         settings = self.settings
@@ -258,29 +266,20 @@ class _Chunks:
         weights = streak_weights(accepted, valid, settings.alpha)
         return weights * self.decay if settings.streak_decay else weights
 
-    def _count(
-        self,
-        logits: Tensor,
-        log_q: Tensor,
-        label_log_q: Tensor,
-        divergence: Tensor | None,
-        tokens: Tensor,
-        valid: Tensor,
-        weights: Tensor,
-    ) -> None:
+    def _count(self, terms: Terms, valid: Tensor, weights: Tensor) -> None:
         sums = self.sums
-        correct = _scatter((logits.argmax(-1) == tokens).float(), valid)
+        correct = _scatter(terms.correct, valid)
         sums.blocks += valid.shape[0]
         sums.labels += valid.sum(0)
         sums.correct += correct.sum(0)
         sums.weight += weights.sum(0)
-        sums.cross_entropy -= label_log_q.sum()
+        sums.cross_entropy -= terms.log_q.sum()
         sums.streak += correct.cumprod(-1).sum()
-        sums.expected_streak += _scatter(label_log_q.exp(), valid).cumprod(-1).sum()
-        if divergence is not None:
-            sums.divergence += divergence.sum()
-        if self.entropy:
-            sums.entropy -= (log_q.exp() * log_q).sum()
+        sums.expected_streak += _scatter(terms.log_q.exp(), valid).cumprod(-1).sum()
+        if terms.divergence is not None:
+            sums.divergence += terms.divergence.sum()
+        if terms.entropy is not None:
+            sums.entropy += terms.entropy.sum()
 
 
 def _scatter(values: Tensor, valid: Tensor) -> Tensor:

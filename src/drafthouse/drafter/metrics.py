@@ -45,6 +45,17 @@ class SlotSums:
     def __add__(self, other: SlotSums) -> SlotSums:
         return SlotSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
+    def flat(self) -> Tensor:
+        """All sums as one vector, in the order of the fields."""
+        return torch.cat([getattr(self, f.name).reshape(-1) for f in fields(self)])
+
+    @classmethod
+    def from_flat(cls, values: Tensor, slots: int) -> SlotSums:
+        """The inverse of `flat`."""
+        shapes = {f.name: getattr(cls.zeros(slots), f.name).shape for f in fields(cls)}
+        parts = torch.split(values, [shape.numel() for shape in shapes.values()])
+        return cls(**{name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)})
+
     def summary(self) -> dict[str, float | list[float]]:
         """Means: accuracy by slot, cross_entropy, kl, entropy (nats a label), mean_streak, expected_streak
         (tokens a block), weight by slot (mean over labels). Terms that were not summed are left out."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drafthouse.drafter.attention import Bias, Implementation, attend, block_mask
+from drafthouse.drafter.attention import Bias, Documents, Implementation, attend
 from drafthouse.drafter.config import SLIDING, DrafterConfig
 
 KeyValue = tuple[Tensor, Tensor]
@@ -55,12 +55,10 @@ class Attention(nn.Module):
         """Keys (normed, rotated) and values of `x` [..., hidden], each [..., kv_heads, d]."""
         return rotate(self.k_norm(self._heads(self.k_proj(x))), rotation), self._heads(self.v_proj(x))
 
-    def forward(
-        self, x: Tensor, rotation: KeyValue, context: KeyValue, bias: Bias, implementation: Implementation
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: KeyValue, context: KeyValue, bias: Bias) -> Tensor:
         """`x` [rows, anchors, block, hidden] → the same shape."""
         q = rotate(self.q_norm(self._heads(self.q_proj(x))), rotation)
-        out: Tensor = self.o_proj(attend(q, context, self.key_value(x, rotation), bias, implementation))
+        out: Tensor = self.o_proj(attend(q, context, self.key_value(x, rotation), bias))
         return out
 
 
@@ -88,10 +86,8 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self, x: Tensor, rotation: KeyValue, context: KeyValue, bias: Bias, implementation: Implementation
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, context, bias, implementation)
+    def forward(self, x: Tensor, rotation: KeyValue, context: KeyValue, bias: Bias) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, context, bias)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -101,19 +97,23 @@ class DFlashDrafter(nn.Module):
 
     Args:
         config: the shape.
-        attention: `split` (no wasted keys) or `dense` (the reference); both exact.
+        attention: `split` (no wasted keys), `flex` (block-sparse, CUDA) or `dense` (the reference); all exact.
+        seed: of the first weights.
     """
 
-    def __init__(self, config: DrafterConfig, *, attention: Implementation = "split") -> None:
+    def __init__(self, config: DrafterConfig, *, attention: Implementation = "split", seed: int = 0) -> None:
         super().__init__()
         self.config = config
         self.attention: Implementation = attention
         hidden = config.hidden_size
-        self.fc = nn.Linear(config.num_taps * hidden, hidden, bias=False)
-        self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.reset_parameters(seed=0)
+        # Modules draw weights of their own when they are made: at 1.7 billion that is half a minute for nothing.
+        with torch.device("meta"):
+            self.fc = nn.Linear(config.num_taps * hidden, hidden, bias=False)
+            self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
+            self.norm = RMSNorm(hidden, config.rms_norm_eps)
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.to_empty(device=torch.get_default_device())
+        self.reset_parameters(seed)
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
@@ -121,9 +121,11 @@ class DFlashDrafter(nn.Module):
         global RNG."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
+            if parameter.is_meta:
+                continue
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
-            elif not parameter.is_meta:
+            else:
                 drawn = torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator)
                 parameter.copy_(drawn)
 
@@ -165,7 +167,14 @@ class DFlashDrafter(nn.Module):
         pairs = [layer.self_attn.key_value(c, rotation) for layer in self._layers()]
         return [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in pairs]
 
-    def blocks(self, embeddings: Tensor, anchors: Tensor, kv: list[KeyValue], context_positions: Tensor) -> Tensor:
+    def blocks(
+        self,
+        embeddings: Tensor,
+        anchors: Tensor,
+        kv: list[KeyValue],
+        context_positions: Tensor,
+        documents: Documents | None = None,
+    ) -> Tensor:
         """Denoise blocks in one pass.
 
         Args:
@@ -175,6 +184,7 @@ class DFlashDrafter(nn.Module):
             kv: from `context_kv`, for context tokens at any positions; keys at positions >= an anchor are not
                 seen by it.
             context_positions: int [rows, context], absolute; -1 marks padding.
+            documents: see `attention.block_mask`, for rows that hold several documents.
 
         Returns:
             [rows, anchors, block, hidden] after the final norm, ready for the target's lm_head: slot k (k >=
@@ -182,27 +192,40 @@ class DFlashDrafter(nn.Module):
         """
         block = embeddings.shape[2]
         x = embeddings.to(self.fc.weight.dtype)
-        biases = self._biases(anchors, context_positions, block, x.dtype)
+        biases = self._biases(anchors, context_positions, block, x.dtype, documents)
         rotation = self.rotation(anchors.unsqueeze(-1) + torch.arange(block, device=anchors.device))
         for layer, kind, context in zip(self._layers(), self.config.layer_types, kv, strict=True):
-            x = layer(x, rotation, context, biases[kind], self.attention)
+            x = layer(x, rotation, context, biases[kind])
         out: Tensor = self.norm(x)
         return out.masked_fill((anchors < 0)[:, :, None, None], 0.0)
 
-    def forward(self, taps: Tensor, embeddings: Tensor, anchors: Tensor, context_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        taps: Tensor,
+        embeddings: Tensor,
+        anchors: Tensor,
+        context_positions: Tensor,
+        documents: Documents | None = None,
+    ) -> Tensor:
         """Training pass over all anchors of each row; arguments and result as in `context` and `blocks`."""
         kv = self.context_kv(self.context(taps), context_positions)
-        return self.blocks(embeddings, anchors, kv, context_positions)
+        return self.blocks(embeddings, anchors, kv, context_positions, documents)
 
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
-    def _biases(self, anchors: Tensor, context_positions: Tensor, block: int, dtype: torch.dtype) -> dict[str, Bias]:
+    def _biases(
+        self,
+        anchors: Tensor,
+        context_positions: Tensor,
+        block: int,
+        dtype: torch.dtype,
+        documents: Documents | None,
+    ) -> dict[str, Bias]:
         biases: dict[str, Bias] = {}
         for kind in set(self.config.layer_types):
             window = self.config.sliding_window if kind == SLIDING else None
-            mask = block_mask(anchors, context_positions, block, window)
-            biases[kind] = Bias.of(mask, self.attention, dtype)
+            biases[kind] = Bias.of(anchors, context_positions, block, window, self.attention, dtype, documents)
         return biases
 
 

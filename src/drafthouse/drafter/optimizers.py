@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from drafthouse.config import Settings
+from drafthouse.drafter.parallel import like, whole
 from drafthouse.muon import Muon
 
 
@@ -66,10 +67,10 @@ def set_rate(optimizers: dict[str, torch.optim.Optimizer], factor: float) -> Non
 
 
 def optimizer_tensors(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimisers' state as named tensors, `<optimizer>/<parameter>/<key>`."""
+    """The optimisers' state as named, whole tensors, `<optimizer>/<parameter>/<key>`; every rank must ask."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{kind}/{names[parameter]}/{key}": value
+        f"{kind}/{names[parameter]}/{key}": whole(value)
         for kind, optimizer in optimizers.items()
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
@@ -86,4 +87,4 @@ def restore_optimizers(
         kind, name, key = path.split("/")
         parameter = parameters[name]
         # All of it, `step` counters too: the fused AdamW reads them on the parameter's own device.
-        optimizers[kind].state[parameter][key] = value.to(parameter.device)
+        optimizers[kind].state[parameter][key] = like(value, parameter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Answering:
         run: name of the run on the store's board, and of the sealed corpus.
         settings: how answers are decoded.
         ttl_s: seconds of silence after which others take over a shard.
+        still_ours: called before every claim; what it raises ends the worker.
     """
 
     store: Store
@@ -43,6 +45,7 @@ class Answering:
     run: str
     settings: DecodeSettings
     ttl_s: float
+    still_ours: Callable[[], None] | None = None
 
     def work(self, target: Target, worker: str | None, progress: Progress) -> int:
         """Answer shards until all of them are done, by whomever; returns how many this worker committed.
@@ -50,6 +53,7 @@ class Answering:
         Raises:
             StatesError: the run was begun with another target, corpus or sampling.
             StoreError: the store cannot hold leases.
+            FencedError: from `still_ours`, when the job was moved elsewhere.
         """
         self.store.probe()
         reader = CorpusReader(self.store, self.questions)
@@ -65,6 +69,8 @@ class Answering:
             while remaining := board.remaining(names):
                 task.advance(len(names) - len(remaining) - shown)
                 shown = len(names) - len(remaining)
+                if self.still_ours is not None:
+                    self.still_ours()
                 lease = board.claim(remaining, name)
                 if lease is None:
                     time.sleep(min(1.0, self.ttl_s / 5))

@@ -15,6 +15,7 @@ import yaml
 
 from drafthouse.config import differences, load
 from drafthouse.errors import ConfigError
+from drafthouse.loop.job import JobContext
 from drafthouse.loop.settings import DEMO_RUN_FILE, RunSettings
 from drafthouse.store import Store
 from drafthouse.store.translate import explain
@@ -55,6 +56,8 @@ FREE = (
     "train.*.evaluate_every",
     "train.*.checkpoint_every",
     "train.*.keep_checkpoints",
+    "train.*.sinks",
+    "train.*.project",
     "evaluate.rows",
 )
 
@@ -73,7 +76,10 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: RunSettings, overrides: Sequence[str] = (), *, new: bool = False) -> None:
         self.path, self.settings, self.overrides, self._new = path, settings, tuple(overrides), new
-        self.store = Store.open(settings.store or str((path / "store").absolute()))
+        job = JobContext.from_environment()
+        # A job's own folder stays behind when it moves, so what its run file leaves open is the job's store.
+        elsewhere = settings.store or (job.store_url if job else None)
+        self.store = Store.open(elsewhere or str((path / "store").absolute()))
 
     @classmethod
     def begin(

@@ -17,13 +17,20 @@ from drafthouse.decode import DecodeSettings, Stepper, decode
 from drafthouse.decode.evaluate import Evaluation, answer_text, evaluate_drafter, evaluate_target
 from drafthouse.decode.generate import Generation
 from drafthouse.decode.stats import acceptance
-from drafthouse.drafter import DFlashDrafter, DrafterConfig, TrainResult, load_drafter, train
+from drafthouse.drafter import DFlashDrafter, DrafterConfig, TrainResult, load_drafter
+from drafthouse.drafter.trainer import DRAFTER
 from drafthouse.errors import ConfigError
 from drafthouse.loop.answers import Answering
+from drafthouse.loop.drafters import drafters_in, fetch_drafter
+from drafthouse.loop.exclusive import exclusive
 from drafthouse.loop.folder import RunFolder
+from drafthouse.loop.job import FenceWatch, JobContext
 from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
+from drafthouse.loop.training import train_kept
 from drafthouse.progress import Progress
 from drafthouse.states import ExtractSettings, StatesReader, WorkerSummary, run_worker
+from drafthouse.states.worker import default_worker_id
+from drafthouse.store import Store
 from drafthouse.target import Target
 
 CORPUS, ANSWERS, STATES = "corpus", "answers", "states"
@@ -67,7 +74,13 @@ def build_corpus(run: RunFolder, target: Target, progress: Progress) -> Manifest
 def answering(run: RunFolder) -> Answering:
     """The job that lets the target answer the corpus itself."""
     settings = DecodeSettings(mode="autoregressive", **run.settings.answers.model_dump())
-    return Answering(run.store, CORPUS, ANSWERS, settings, run.settings.extract.ttl_s)
+    return Answering(run.store, CORPUS, ANSWERS, settings, run.settings.extract.ttl_s, _still_ours(run))
+
+
+def _still_ours(run: RunFolder) -> FenceWatch | None:
+    """Asks whether this life of the job counts; None outside of a job."""
+    job = JobContext.from_environment()
+    return job.watch(run.store) if job else None
 
 
 def drafter_config(run: RunFolder, target: Target) -> DrafterConfig:
@@ -107,8 +120,13 @@ def extract_settings(run: RunFolder, target: Target) -> ExtractSettings:
 
 
 def extract(run: RunFolder, target: Target, worker: str | None, progress: Progress) -> WorkerSummary:
-    """Work on the hidden states of the answered corpus until all its shards are committed."""
-    return run_worker(run.store, STATES, answers(run), target, extract_settings(run, target), worker, progress)
+    """Work on the hidden states of the answered corpus until all its shards are committed.
+
+    Raises:
+        FencedError: the job that this worker belongs to was moved elsewhere; its leases are released.
+    """
+    settings = extract_settings(run, target)
+    return run_worker(run.store, STATES, answers(run), target, settings, worker, progress, still_ours=_still_ours(run))
 
 
 def check_recipe(run: RunFolder, name: str) -> None:
@@ -118,23 +136,46 @@ def check_recipe(run: RunFolder, name: str) -> None:
         raise ConfigError(f"there is no recipe '{name}'", where="train", fix=f"use one of {known}")
 
 
-def train_drafter(run: RunFolder, target: Target, name: str, progress: Progress) -> TrainResult:
+def train_drafter(
+    run: RunFolder, target: Target, name: str, progress: Progress, *, mirror: bool = False
+) -> TrainResult:
     """Train the drafter `name` by its recipe, from its newest whole checkpoint if there is one.
 
+    In a job of the fleet, and in a run whose store is on S3, checkpoints, curve and drafter are kept in the store
+    too, so that another machine goes on where this one ended; see `loop.checkpoints`. SIGTERM ends the training
+    with a checkpoint, `stopped` is `asked` then.
+
+    Args:
+        mirror: keep them in the run's store, whatever that is.
+
     Raises:
-        ConfigError: the run file has no such recipe.
+        ConfigError: the run file has no such recipe, or another process trains this drafter in this folder.
+        FencedError: the job was moved elsewhere; nothing is stored any more.
     """
     check_recipe(run, name)
-    reader = StatesReader(run.store, STATES)
-    return train(
-        reader,
+    job, watch = JobContext.from_environment(), _still_ours(run)
+    if watch is not None:
+        watch()  # before anything else is found wrong: a life that is over ends as such
+    elsewhere = (job is not None and job.store_url is not None) or run.store.local_path("drafters") is None
+    return train_kept(
+        StatesReader(run.store, STATES),
         target,
         drafter_config(run, target),
         run.settings.train[name],
         run.drafter_path(name),
+        name,
+        store=_kept_in(run) if elsewhere or mirror else None,
+        watch=watch,
+        who={"worker": default_worker_id(), **({"job": job.job, "node": job.node} if job else {})},
         progress=progress,
         evaluate=_probe(run, target),
     )
+
+
+def _kept_in(run: RunFolder) -> Store:
+    """The store that outlives this machine: the job's, or the run's own."""
+    job = JobContext.from_environment()
+    return job.store(run.store) if job else run.store
 
 
 def _probe(run: RunFolder, target: Target) -> Callable[[DFlashDrafter, int], dict[str, Any]] | None:
@@ -190,13 +231,15 @@ def evaluate(run: RunFolder, target: Target, name: str, progress: Progress) -> d
 
 
 def load_trained(run: RunFolder, target: Target, name: str) -> DFlashDrafter:
-    """The exported drafter `name` of the run.
+    """The exported drafter `name` of the run, wherever it was trained: in the run folder or kept in the store.
 
     Raises:
         ConfigError: it is not trained yet.
         DrafterError: it is damaged, or of another target.
     """
-    folder = run.drafter_path(name) / "drafter"
+    folder = run.drafter_path(name) / DRAFTER
+    if not folder.exists():
+        _fetch_trained(run, name)
     if not folder.exists():
         raise ConfigError(
             f"the drafter '{name}' is not trained yet",
@@ -210,6 +253,15 @@ def load_trained(run: RunFolder, target: Target, name: str) -> DFlashDrafter:
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
     )
+
+
+def _fetch_trained(run: RunFolder, name: str) -> None:
+    drafters = drafters_in(_kept_in(run), name)
+    newest = next(iter(drafters.counting()), None)
+    if newest is not None:
+        folder = run.drafter_path(name)
+        with exclusive(folder, f"works on the drafter '{name}'"):
+            fetch_drafter(drafters, newest, folder)
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class ExtractSettings(Settings):
     scratch: str | None = Field(None, description="directory for unfinished shards; none: the system's")
     disk_high: float = Field(0.90, gt=0, le=1, description="claim no shard while a disk is this full")
     disk_low: float = Field(0.85, gt=0, le=1, description="claim again when it is at most this full")
+    shm_high: float = Field(0.80, gt=0, le=1, description="the same for file systems in memory, as /dev/shm")
+    shm_low: float = Field(0.75, gt=0, le=1, description="the same for file systems in memory, as /dev/shm")
     disk_wait_s: float = Field(600.0, ge=0, description="seconds to wait for space before giving up")
 
     @model_validator(mode="after")
@@ -34,6 +36,8 @@ class ExtractSettings(Settings):
             raise ValueError(f"layer_ids must rise strictly from 0 or more, not {list(self.layer_ids)}")
         if self.disk_low > self.disk_high:
             raise ValueError(f"disk_low {self.disk_low} must not be above disk_high {self.disk_high}")
+        if self.shm_low > self.shm_high:
+            raise ValueError(f"shm_low {self.shm_low} must not be above shm_high {self.shm_high}")
         if self.batch_tokens < self.max_tokens:
             raise ValueError(f"batch_tokens {self.batch_tokens} cannot hold one sample of max_tokens {self.max_tokens}")
         return self

@@ -35,6 +35,7 @@ from drafthouse.store import Board, Done, Lease, Store
 from drafthouse.store.keys import segment_of
 
 OnShard = Callable[[Done], None]
+Check = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,23 @@ class WorkerSummary:
     waited_s: float
     interrupted: bool
 
+    @property
+    def rate(self) -> float:
+        """Tokens a second, waiting included."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
 
 def default_worker_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Host, torchrun's rank if there is one, and process id: unique among all workers of a fleet."""
+    """Node, epoch of the job, torchrun's rank and process id: unique among all workers of a fleet.
+
+    Node and epoch are what the fleet calls them (DRAFTHOUSE_NODE, DRAFTHOUSE_EPOCH) in a job that it started;
+    elsewhere the node is the host's name. Without torchrun there is no rank.
+    """
+    node = environment.get("DRAFTHOUSE_NODE") or socket.gethostname()
+    epoch = environment.get("DRAFTHOUSE_EPOCH")
     rank = environment.get("RANK") or environment.get("LOCAL_RANK")
-    middle = f"-rank{rank}" if rank else ""
-    return segment_of(f"{socket.gethostname()}{middle}-{os.getpid()}")
+    parts = [node, f"e{epoch}" if epoch else "", f"rank{rank}" if rank else "", str(os.getpid())]
+    return segment_of("-".join(part for part in parts if part))
 
 
 def run_worker(
@@ -78,6 +90,7 @@ def run_worker(
     worker_id: str | None = None,
     progress: Progress | None = None,
     on_shard: OnShard | None = None,
+    still_ours: Check | None = None,
 ) -> WorkerSummary:
     """Work on the run until all its shards are done, by whomever. Waits for silent workers' leases to run
     out.
@@ -92,8 +105,10 @@ def run_worker(
         corpus_reader: shards of tokenised samples.
         target: whose states are captured, on its own device.
         on_shard: called in this thread for every shard that this worker committed.
+        still_ours: called before every claim; what it raises ends the worker, whose leases are released first.
 
     Raises:
+        FencedError: from `still_ours`, when the job was moved elsewhere.
         StatesError: another spec is bound to the run, a layer is out of range, or captured states are wrong.
         StoreError: the store is unreachable, unsafe or full, or a disk stayed full.
         OutOfMemoryError: a batch does not fit; names its size and the settings to lower.
@@ -105,14 +120,14 @@ def run_worker(
     board.bind(spec.model_dump(mode="json"))
     worker = segment_of(worker_id) if worker_id else default_worker_id()
     with ExitStack() as stack:
-        stop = stack.enter_context(_told_to_stop())
+        stop = stack.enter_context(told_to_stop())
         folder = stack.enter_context(scratch(settings.scratch))
         heartbeat = stack.enter_context(Heartbeat(board, str(target.device)))
         pipeline = stack.enter_context(_Pipeline(board, heartbeat, settings, stop))
         bar = (progress or Silent()).task("hidden states", float(spec.shards))
         task = stack.enter_context(bar)
         loop = _Loop(board, spec, corpus_reader, Capture(target, spec), settings, worker, folder, pipeline)
-        loop.run(store, task, on_shard)
+        loop.run(store, task, on_shard, still_ours or (lambda: None))
         remaining = board.remaining(corpus_reader.shard_names)
     return WorkerSummary(
         worker=worker,
@@ -267,11 +282,14 @@ class _Loop:
         self._settings, self._worker, self._folder, self._pipeline = settings, worker, folder, pipeline
         self._poll = min(2.0, max(0.2, settings.ttl_s / 10))
 
-    def run(self, store: Store, task: Task, on_shard: OnShard | None) -> None:
+    def run(self, store: Store, task: Task, on_shard: OnShard | None, still_ours: Check) -> None:
         names = _rotated(self._corpus.shard_names, self._worker)
         own = store.local_path("runs")
         folders = [self._folder] if own is None else [self._folder, own]
-        guard = DiskGuard(folders, self._settings.disk_high, self._settings.disk_low)
+        limits = self._settings
+        guard = DiskGuard(
+            folders, limits.disk_high, limits.disk_low, memory_high=limits.shm_high, memory_low=limits.shm_low
+        )
         shown = 0
         while True:
             self._pipeline.check()
@@ -281,6 +299,7 @@ class _Loop:
             self._report(on_shard)
             if not remaining or self._pipeline.stop.is_set() or not self._await_space(guard, task):
                 break
+            still_ours()
             lease = self._board.claim(remaining, self._worker)
             if lease is None:
                 self._pipeline.wait(self._poll)
@@ -347,7 +366,7 @@ class _Loop:
             folder, fraction = found
             if time.monotonic() - begin >= self._settings.disk_wait_s:
                 raise StoreError(
-                    f"the disk is {fraction:.0%} full, and no shard is claimed from {self._settings.disk_high:.0%} on",
+                    f"the disk is {fraction:.0%} full, and no shard is claimed from {guard.limit(folder):.0%} on",
                     where=str(folder),
                     fix="free space there, or set extract.scratch to a larger disk",
                 )
@@ -369,7 +388,7 @@ class _Loop:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def told_to_stop() -> Iterator[threading.Event]:
     """An event that SIGTERM sets. Outside the main thread Python allows no handler: then it is never set."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

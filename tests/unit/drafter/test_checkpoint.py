@@ -49,6 +49,17 @@ def test_old_ones_are_dropped(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
 
 
+def test_what_was_passed_over_does_not_push_out_what_counts(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 90)
+    (checkpoints.place(90) / WEIGHTS).write_bytes(b"half")
+    save(checkpoints, 15)
+    assert [p.name for p in checkpoints.folders()] == ["step-00000015"]
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.state.step == 15
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

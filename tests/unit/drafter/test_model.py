@@ -14,7 +14,7 @@ from drafthouse.drafter.model import DFlashDrafter
 from tests.unit.drafter import oracle
 from tests.unit.drafter.doubles import tiny_config
 
-IMPLEMENTATIONS: list[Implementation] = ["split", "dense"]
+IMPLEMENTATIONS: list[Implementation] = ["split", "dense", "flex"]  # on a CPU, flex trains through dense
 KINDS = [(FULL, FULL), (SLIDING, FULL), (SLIDING, SLIDING)]
 
 
@@ -126,7 +126,7 @@ def test_masks_follow_the_rule_for_every_pair(anchor: int, length: int, block: i
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_split_and_dense_agree_in_value_and_gradient(kinds: tuple[str, ...]) -> None:
+def test_all_implementations_agree_in_value_and_gradient(kinds: tuple[str, ...]) -> None:
     model = build(kinds)
     taps, embeddings, anchors, positions = inputs(model.config)
     weight = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(3))
@@ -139,9 +139,10 @@ def test_split_and_dense_agree_in_value_and_gradient(kinds: tuple[str, ...]) -> 
         (hidden * weight).sum().backward()
         gradients = [*leaves, *model.parameters()]
         results.append([hidden.detach()] + [leaf.grad.clone() for leaf in gradients if leaf.grad is not None])
-    assert len(results[0]) == len(results[1]) == 3 + len(list(model.parameters()))
-    for split, dense in zip(*results, strict=True):
+    assert len(results[0]) == len(results[1]) == len(results[2]) == 3 + len(list(model.parameters()))
+    for split, dense, flex in zip(*results, strict=True):
         torch.testing.assert_close(split, dense, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(flex, dense)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -152,24 +153,23 @@ def test_split_gradient_is_exact(window: int | None) -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
-    mask = block_mask(torch.tensor([[0, 4]]), torch.tensor([[0, 1, 2, 3, -1]]), 3, window)
-    bias = Bias.of(mask, "split", torch.float64)
+    places = torch.tensor([[0, 1, 2, 3, -1]])
+    bias = Bias.of(torch.tensor([[0, 4]]), places, 3, window, "split", torch.float64)
     q, k, v = draw(1, 2, 3, 4, 2), draw(1, 2, 5, 2), draw(1, 2, 5, 2)
     own_k, own_v = draw(1, 2, 3, 2, 2), draw(1, 2, 3, 2, 2)
-    assert torch.autograd.gradcheck(
-        lambda q, k, v, a, b: attend(q, (k, v), (a, b), bias, "split"), (q, k, v, own_k, own_v)
-    )
+    assert torch.autograd.gradcheck(lambda q, k, v, a, b: attend(q, (k, v), (a, b), bias), (q, k, v, own_k, own_v))
 
 
 def test_extreme_scores_stay_exact() -> None:
     """A masked key that outscores every visible one by far must not disturb the softmax."""
-    mask = block_mask(torch.tensor([[2]]), torch.tensor([[0, 1, 2, 3]]), 2, None)
+    anchors, places = torch.tensor([[2]]), torch.tensor([[0, 1, 2, 3]])
     q = torch.full((1, 1, 2, 1, 4), 30.0)
     k = torch.ones(1, 1, 4, 4) * torch.tensor([1.0, 2.0, 40.0, 90.0])[:, None]
     v = torch.arange(16.0).view(1, 1, 4, 4)
     own = torch.ones(1, 1, 2, 1, 4), -torch.ones(1, 1, 2, 1, 4)
-    outputs = [attend(q, (k, v), own, Bias.of(mask, i, torch.float32), i) for i in IMPLEMENTATIONS]
-    torch.testing.assert_close(outputs[0], outputs[1])
+    outputs = [attend(q, (k, v), own, Bias.of(anchors, places, 2, None, i, torch.float32)) for i in IMPLEMENTATIONS]
+    for other in outputs[1:]:
+        torch.testing.assert_close(outputs[0], other)
     torch.testing.assert_close(outputs[0][0, 0, 0], v[0, 0, 1])
 
 
@@ -286,3 +286,25 @@ def test_taps_may_come_flat_or_stacked_and_in_bf16() -> None:
     taps = inputs(model.config)[0]
     torch.testing.assert_close(model.context(taps.flatten(2)), model.context(taps))
     assert model.context(taps.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_documents_packed_into_a_row_do_not_see_each_other(
+    implementation: Implementation, kinds: tuple[str, ...]
+) -> None:
+    model = build(kinds)
+    model.attention = implementation
+    taps, embeddings, anchors, positions = inputs(model.config)
+    with torch.no_grad():
+        apart = model(taps, embeddings, anchors, positions)
+        real, valid = positions >= 0, anchors >= 0
+        rows = torch.arange(2)[:, None]
+        packed = model(
+            taps[real][None],
+            embeddings[valid][None],
+            anchors[valid][None],
+            positions[real][None],
+            (rows.expand(anchors.shape)[valid][None], rows.expand(positions.shape)[real][None]),
+        )
+    torch.testing.assert_close(packed[0], apart[valid], rtol=1e-4, atol=1e-5)

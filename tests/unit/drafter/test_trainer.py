@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from torch import Tensor
 
 import drafthouse
 from drafthouse.drafter.anchors import block_tokens, draw_anchors, generator_for
-from drafthouse.drafter.checkpoint import WEIGHTS
+from drafthouse.drafter.checkpoint import WEIGHTS, TrainingState, verify
 from drafthouse.drafter.config import DrafterConfig
 from drafthouse.drafter.export import load_drafter, read_config
 from drafthouse.drafter.losses import LossSettings, block_loss
 from drafthouse.drafter.metrics import read_metrics
 from drafthouse.drafter.model import DFlashDrafter
-from drafthouse.drafter.trainer import TrainSettings, train
+from drafthouse.drafter.trainer import Observer, TrainSettings, train
 from drafthouse.errors import DrafterError, OutOfMemoryError
 from tests.unit.drafter import train_process
 from tests.unit.drafter.doubles import Batch, Head, Source, tiny_config
@@ -202,6 +202,48 @@ def test_asked_to_stop_then_resumed_equals_undisturbed(tmp_path: Path) -> None:
     third = train(source, head, config, settings(), tmp_path / "cut")
     assert (third.resumed_from, third.steps) == (6, 6)
     assert same(weights_of(whole.model), weights_of(third.model))
+
+
+class Told(Observer):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.began_at: tuple[int, int | None] | None = None
+        self.steps: list[int] = []
+        self.saves: list[str] = []
+
+    def began(self, state: TrainingState, resumed_from: int | None) -> None:
+        self.began_at = (state.step, resumed_from)
+
+    def stepped(self, row: Mapping[str, Any]) -> None:
+        assert {"tokens", "loss", "loss_mean"} <= row.keys()
+        self.steps.append(row["step"])
+
+    def saved(self, checkpoint: Path) -> None:
+        assert verify(checkpoint) is None
+        self.saves.append(checkpoint.name)
+
+
+def test_an_observer_is_told_every_step_and_checkpoint(tmp_path: Path) -> None:
+    config, head, source = setup()
+    first, second = Told(), Told()
+    calls = iter([False, False, False, True])
+    train(source, head, config, settings(), tmp_path, stop=lambda: next(calls), observer=first)
+    assert (first.began_at, first.steps) == ((0, None), [1, 2, 3, 4])
+    assert first.saves == ["step-00000003", "step-00000004"]
+    train(source, head, config, settings(), tmp_path, observer=second)
+    assert (second.began_at, second.steps, second.saves) == ((4, 4), [5, 6], ["step-00000006"])
+
+
+def test_what_stop_raises_ends_the_run_as_it_stands(tmp_path: Path) -> None:
+    config, head, source = setup()
+
+    def stop() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(source, head, config, settings(), tmp_path, stop=stop)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_an_evaluation_that_was_missed_is_made_up(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_no_layer(target: TinyTaps, corpus: MemoryCorpus) -> None:
         ({"rows": 0}, "rows"),
         ({"dtype": "fp8"}, "dtype"),
         ({"disk_low": 0.95}, "must not be above disk_high"),
+        ({"shm_low": 0.95}, "must not be above shm_high"),
         ({"max_tokens": 4096, "batch_tokens": 1000}, "cannot hold one sample"),
         ({"batch": 3}, "unknown key 'batch'"),
     ],

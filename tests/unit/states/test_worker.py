@@ -181,7 +181,7 @@ def test_a_full_store_is_one_sentence(
     small_disk: Path, corpus: MemoryCorpus, target: TinyTaps, settings: ExtractSettings, tmp_path: Path
 ) -> None:
     store = Store.open(str(small_disk))
-    tight = settings.model_copy(update={"disk_high": 1.0, "disk_low": 1.0})
+    tight = settings.model_copy(update=dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1.0))
     (small_disk / "filler").write_bytes(bytes(56 * 1024))
     with pytest.raises(StoreError, match="the disk is full; free space there and start again") as caught:
         run_worker(store, "run", corpus, target, tight)
@@ -202,7 +202,8 @@ def test_a_full_store_is_one_sentence(
 def test_no_shard_is_claimed_on_a_nearly_full_disk(
     store: Store, corpus: MemoryCorpus, target: TinyTaps, settings: ExtractSettings
 ) -> None:
-    full = settings.model_copy(update={"disk_high": 1e-9, "disk_low": 1e-9, "disk_wait_s": 0.1})
+    limits = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
+    full = settings.model_copy(update={**limits, "disk_wait_s": 0.1})
     with pytest.raises(StoreError, match=r"the disk is \d+% full, and no shard is claimed from 0% on"):
         run_worker(store, "run", corpus, target, full)
     assert store.list("runs/run/lease") == []
