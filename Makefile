@@ -41,13 +41,8 @@ test-vm: $(STAMP)  ## provisioning of a virtual machine with an IOMMU, vfio, DKM
 images: $(STAMP)  ## the images for a CPU (CA_BUNDLE=FILE, PIP_CONF=FILE: optional build secrets)
 	$(BIN)/python docker/build.py base-cpu extract-cpu train-cpu
 
-ENGINE_STAMP := .venv-engine/.installed
-
-$(ENGINE_STAMP): tests/engine/install.sh tests/engine/repair_torchvision.py
-	tests/engine/install.sh .venv-engine .venv-load
-	touch $@
-
-engine: $(STAMP) $(ENGINE_STAMP)  ## a real engine on the CPU: canary and sweep with an exported drafter
+engine: $(STAMP)  ## a real engine on the CPU: canary and sweep with an exported drafter
+	PATH="$(abspath $(BIN)):$$PATH" tests/engine/install.sh .venv-engine .venv-load
 	$(PYTEST) -m engine -rs --durations 5 $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
@@ -75,4 +70,4 @@ vm-packages:  ## as root on Debian or Ubuntu: what `make test-vm` uses
 	$(APT) e2fsprogs mmdebstrap openssh-client qemu-system-x86 qemu-utils
 
 clean:  ## remove the environment, caches and demo runs
-	rm -rf $(VENV) build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-engine .venv-load build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,8 @@ from tests.containers.debian import bootstrap, why_not
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = f"drafthouse-test-{os.getpid()}"
 PACKAGES = "python3,python3-venv,ca-certificates"
+# A limit for a machine that has other work as well; on two free cores all builds together take three minutes.
+BUILD_S = 2_400
 PARTS = ("LICENSE", "README.md", "constraints.txt", "docker", "images", "pyproject.toml", "src")
 
 
@@ -43,7 +45,7 @@ class Built:
             capture_output=True,
             text=True,
             check=False,
-            timeout=840,
+            timeout=BUILD_S,
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
@@ -53,7 +55,7 @@ def image(name: str, variant: str = "-cpu") -> str:
     return f"{PREFIX}/{name}:0.1.0{variant}"
 
 
-def docker(*words: str, timeout_s: int = 300, check: bool = True) -> subprocess.CompletedProcess[str]:
+def docker(*words: str, timeout_s: int = 900, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the Docker client."""
     done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=timeout_s)
     assert not check or done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -96,9 +98,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     wheels = list(Path(os.environ.get("PIP_FIND_LINKS", "none")).glob("torch-*+cpu-*.whl"))
     for wheel in wheels:
         shutil.copy(wheel, folder / "docker/wheels")
-    made = Built(folder, _python_image(folder / "python.tar"), marker)
-    args = ["--arg", f"PYTHON_IMAGE={made.python_image}", *(["--arg", "TORCH_INDEX="] if wheels else [])]
-    made.build("extract-cpu", "train-cpu", *args, REVISION="0123abc")
-    yield made
-    tags = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
-    docker("image", "rm", "--force", *(tag for tag in tags if tag.startswith(f"{PREFIX}/")))
+    try:
+        made = Built(folder, _python_image(folder / "python.tar"), marker)
+        args = ["--arg", f"PYTHON_IMAGE={made.python_image}", *(["--arg", "TORCH_INDEX="] if wheels else [])]
+        made.build("extract-cpu", "train-cpu", *args, REVISION="0123abc")
+        yield made
+    finally:
+        tags = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+        docker("image", "rm", "--force", *(tag for tag in tags if tag.startswith(f"{PREFIX}/")), check=False)

@@ -67,13 +67,14 @@ def picture(path: Path, title: str, points: Sequence[Point]) -> None:
             "requests at once",
             "tokens of\ncontext",
         )
-        _series(
-            decode,
-            "Decode speed of one request, tokens/s",
-            _groups(whole, lambda one: one.concurrency, lambda one: (one.context, one.decode_tokens_per_s or 0)),
-            "tokens of context",
-            "requests\nat once",
-        )
+        speeds = "Decode speed of one request, tokens/s"
+        if shortest == whole:
+            # One length of prompts: over the other axis, or all points would stand above one another.
+            lines = _groups(whole, lambda one: one.context, lambda one: (one.concurrency, one.decode_tokens_per_s or 0))
+            _series(decode, speeds, lines, "requests at once", "tokens of\ncontext")
+        else:
+            lines = _groups(whole, lambda one: one.concurrency, lambda one: (one.context, one.decode_tokens_per_s or 0))
+            _series(decode, speeds, lines, "tokens of context", "requests\nat once")
         unit = f"requests at once, {_short(shortest[0].context)} tokens of context"
         waits = [(one.concurrency, one.measured.ttft_ms) for one in shortest]
         _percentiles(first, "Time to the first token, ms", waits, unit)

@@ -15,7 +15,7 @@ import yaml
 
 from drafthouse.cli import app
 from drafthouse.serve.launch import launch_line
-from drafthouse.serve.load import load_profile
+from drafthouse.serve.load import load_profile, profile_names
 from tests.unit.images.dockerfiles import ROOT, build_script, instructions, program
 
 FILES = sorted((ROOT / "docker").glob("compose.*.yml"))
@@ -77,6 +77,27 @@ def test_the_served_line_is_the_profile_s() -> None:
     assert model["environment"] == line.env
     (device,) = model["deploy"]["resources"]["reservations"]["devices"]
     assert device["count"] == profile.hardware.gpus
+
+
+def test_the_served_container_is_the_profile_s() -> None:
+    """Whichever of the two starts it, it is one image, and what the other has compiled is found."""
+    file = yaml.safe_load((ROOT / "docker/compose.serve.yml").read_text())
+    (model,) = file["services"].values()
+    container = load_profile("qwen3.6-27b-mtp-a6000x2").container
+    assert container is not None
+    assert model["image"] == container.image
+    kept = dict(volume.split(":") for volume in model["volumes"])
+    assert {file["volumes"][name]["name"]: inside for name, inside in kept.items()} == container.volumes
+
+
+def test_a_profile_of_our_image_keeps_what_its_user_may_write() -> None:
+    made = " ".join(one.value for one in instructions("serve") if one.word == "RUN").split()
+    found = [load_profile(name).container for name in profile_names(ROOT / "inventory/profiles")]
+    ours = [container for container in found if container is not None and container.image.startswith("drafthouse/")]
+    assert len(ours) == 2
+    for container in ours:
+        assert container.image in TAGS
+        assert set(container.volumes.values()) <= set(made)
 
 
 def test_what_is_kept_is_a_folder_that_the_image_gives_to_its_user() -> None:

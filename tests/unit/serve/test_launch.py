@@ -233,7 +233,7 @@ class TestRender:
         assert ("--restart", "unless-stopped") in pairs
         assert ("--health-timeout", "30s") in pairs
         assert ("--health-start-period", "900s") in pairs
-        assert ("--volume", "drafthouse-models:/root/.cache/huggingface") in pairs
+        assert ("--volume", "drafthouse-models:/home/drafthouse/.cache/huggingface") in pairs
 
     def test_container_with_its_own_shared_memory(self) -> None:
         profile = clean.profile(MTP, "container.ipc_host=false", "container.shm_gib=16")
