@@ -13,6 +13,7 @@ from rich.console import Console
 
 from drafthouse import __version__
 from drafthouse.config import load
+from drafthouse.corpus.cli import app as corpus_sources_app
 from drafthouse.errors import DrafthouseError
 from drafthouse.loop.children import QUIET, end_with_parent
 from drafthouse.measure.roofline.cli import roofline
@@ -45,6 +46,7 @@ corpus_app = typer.Typer(
       drafthouse corpus build --out runs/demo
     """,
 )
+corpus_app.add_typer(corpus_sources_app)  # without a name: its verbs stand beside those of a run
 target_app = typer.Typer(
     no_args_is_help=True,
     help="""The served model, and the small one of the package.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from drafthouse.corpus import sources
 from drafthouse.corpus.mixture import Report, source_name, token_samples
+from drafthouse.corpus.origins import file_sha256
 from drafthouse.corpus.records import Split
 from drafthouse.corpus.settings import CorpusSettings, GrammarSource, StdlibSource
 from drafthouse.corpus.shards import MANIFEST, CorpusWriter, Manifest, name_is_taken, read_manifest
 from drafthouse.corpus.tokenizer import tokenizer_sha256
-from drafthouse.errors import CorpusError
 from drafthouse.progress import Progress, Silent
 from drafthouse.store import Store
 
@@ -63,18 +62,8 @@ def fingerprint(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, sp
         if isinstance(source, StdlibSource):
             found[source_name(source)] = sources.library(split).fingerprint
         elif not isinstance(source, GrammarSource):
-            found[source_name(source)] = _file_sha256(source.path)
+            found[source_name(source)] = file_sha256(source.path)
     return found
-
-
-def _file_sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CorpusError(
-            f"cannot be read ({error.strerror})", where=str(path), fix="check the path of the source"
-        ) from None
 
 
 def _complete(store: Store, manifest: Manifest) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
@@ -21,6 +22,9 @@ from safetensors.numpy import save as save_tensors
 from drafthouse.corpus.records import TokenSample
 from drafthouse.errors import CorpusError
 from drafthouse.store import ObjectMissingError, Store
+
+Kinds = npt.NDArray[np.uint8]
+Lengths = npt.NDArray[np.int64]
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -126,26 +130,18 @@ class CorpusWriter:
             CorpusError: there is no sample, or the name already belongs to another corpus.
         """
         self._flush()
-        if not self._shards:
-            dropped = ", ".join(f"{count} {reason}" for reason, count in (drops or {}).items()) or "nothing"
-            raise CorpusError(f"no sample at all (dropped: {dropped})", where=self._name, fix="see the sources")
-        manifest = Manifest(
-            schema_version=SCHEMA,
-            digest=corpus_digest([shard.sha256 for shard in self._shards]),
-            shards=tuple(self._shards),
-            samples=sum(shard.samples for shard in self._shards),
-            tokens=sum(shard.tokens for shard in self._shards),
-            kinds=dict(sorted(self._kinds.items())),
-            drops=dict(drops or {}),
+        return seal(
+            self._store,
+            self._name,
+            shards=self._shards,
+            kinds=self._kinds,
             tokenizer_sha256=self._tokenizer,
             split=split,
-            settings=dict(settings),
-            sources=dict(sources or {}),
-            report=dict(report or {}),
+            settings=settings,
+            drops=drops,
+            sources=sources,
+            report=report,
         )
-        if not self._store.create(MANIFEST, manifest.to_json()):
-            raise name_is_taken(self._name)
-        return manifest
 
     def _check(self, sample: TokenSample) -> None:
         ids, mask = sample.input_ids, sample.loss_mask
@@ -165,21 +161,66 @@ class CorpusWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        data = pack(self._pending, self._tokenizer)
-        sha256 = hashlib.sha256(data).hexdigest()
-        key = f"{sha256}.safetensors"
-        if not self._holds(key, data):
-            self._store.put(key, data)
-        tokens = sum(len(sample.input_ids) for sample in self._pending)
-        self._shards.append(
-            ShardEntry(key=key, sha256=sha256, size=len(data), samples=len(self._pending), tokens=tokens)
-        )
+        self._shards.append(put_shard(self._store, self._pending, self._tokenizer))
         self._pending = []
 
-    def _holds(self, key: str, data: bytes) -> bool:
-        info = self._store.head(key)
-        # a right size is no proof: a killed copy or a bad disk leaves other bytes under a right name
-        return info is not None and info.size == len(data) and self._store.get(key) == data
+
+def seal(
+    store: Store,
+    name: str,
+    *,
+    shards: Sequence[ShardEntry],
+    kinds: Mapping[str, KindCount],
+    tokenizer_sha256: str,
+    split: str,
+    settings: Mapping[str, Any],
+    drops: Mapping[str, int] | None = None,
+    sources: Mapping[str, str] | None = None,
+    report: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Make written shards a corpus; `store` is the one under the corpus' name.
+
+    Raises:
+        CorpusError: there is no sample, or the name already belongs to another corpus.
+    """
+    if not shards:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in (drops or {}).items()) or "nothing"
+        raise CorpusError(f"no sample at all (dropped: {dropped})", where=name, fix="see the sources")
+    manifest = Manifest(
+        schema_version=SCHEMA,
+        digest=corpus_digest([shard.sha256 for shard in shards]),
+        shards=tuple(shards),
+        samples=sum(shard.samples for shard in shards),
+        tokens=sum(shard.tokens for shard in shards),
+        kinds=dict(sorted(kinds.items())),
+        drops=dict(drops or {}),
+        tokenizer_sha256=tokenizer_sha256,
+        split=split,
+        settings=dict(settings),
+        sources=dict(sources or {}),
+        report=dict(report or {}),
+    )
+    if not store.create(MANIFEST, manifest.to_json()):
+        raise name_is_taken(name)
+    return manifest
+
+
+def put_shard(store: Store, samples: Sequence[TokenSample], tokenizer_sha256: str) -> ShardEntry:
+    """Write samples under their sha256, unless they are there already."""
+    data = pack(samples, tokenizer_sha256)
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"{sha256}.safetensors"
+    if not holds(store, key, data):
+        store.put(key, data)
+    tokens = sum(len(sample.input_ids) for sample in samples)
+    return ShardEntry(key=key, sha256=sha256, size=len(data), samples=len(samples), tokens=tokens)
+
+
+def holds(store: Store, key: str, data: bytes) -> bool:
+    """Whether exactly `data` lies under `key`."""
+    info = store.head(key)
+    # a right size is no proof: a killed copy or a bad disk leaves other bytes under a right name
+    return info is not None and info.size == len(data) and store.get(key) == data
 
 
 class CorpusReader:
@@ -207,6 +248,17 @@ class CorpusReader:
             CorpusError: there is no such shard, it is gone, or its bytes are not those that its name
                 promises.
         """
+        return unpack(self._data(name), f"{self._name}/{name}.safetensors")
+
+    def lengths(self, name: str) -> tuple[list[str], Kinds, Lengths, Lengths]:
+        """Of one shard: names of kinds, kind of every sample u8 [n], its tokens and its masked tokens i64 [n].
+
+        Raises:
+            CorpusError: as `shard`.
+        """
+        return measure(self._data(name), f"{self._name}/{name}.safetensors")
+
+    def _data(self, name: str) -> bytes:
         entry = self._entries.get(name)
         if entry is None:
             raise CorpusError(f"no shard {name}", where=self._name, fix="take a name from shard_names")
@@ -226,7 +278,7 @@ class CorpusReader:
                     fix="build or seal the corpus again: that replaces the shard",
                 )
             self._verified.add(name)
-        return unpack(data, f"{self._name}/{entry.key}")
+        return data
 
     def __iter__(self) -> Iterator[TokenSample]:
         for name in self.shard_names:
@@ -292,6 +344,24 @@ def pack(samples: Sequence[TokenSample], tokenizer_sha256: str) -> bytes:
         "tokenizer_sha256": tokenizer_sha256,
     }
     return _with_sorted_header(save_tensors(tensors, metadata))
+
+
+def measure(data: bytes, where: str) -> tuple[list[str], Kinds, Lengths, Lengths]:
+    """Kinds and lengths of a shard's samples, without the samples (see `CorpusReader.lengths`).
+
+    Raises:
+        CorpusError: the bytes are not a shard of this schema.
+    """
+    try:
+        kinds: list[str] = json.loads(_header(data)["__metadata__"]["kinds"])
+        tensors = load_tensors(data)
+        offsets = tensors["offsets"]
+        masked = np.add.reduceat(tensors["loss_mask"].astype(np.int64), offsets[:-1])
+        return kinds, tensors["kind"], np.diff(offsets), masked
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise CorpusError(
+            f"not a corpus shard of schema {SCHEMA} ({error})", where=where, fix="build the corpus again"
+        ) from None
 
 
 def unpack(data: bytes, where: str) -> list[TokenSample]:

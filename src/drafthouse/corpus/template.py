@@ -15,14 +15,19 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
 import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from drafthouse.corpus.records import Conversation, Mask, Prompt, TokenSample
+from drafthouse.corpus.frames import Filled, Frames
+from drafthouse.corpus.masking import masked
+from drafthouse.corpus.records import Conversation, Ids, Mask, Prompt, TokenSample
+from drafthouse.corpus.token_bytes import TokenBytes, token_bytes
 from drafthouse.errors import CorpusError
 
 # Private-use characters: they have no meaning in Unicode, so text that holds them is rare (and checked for).
@@ -95,6 +100,27 @@ class ChatTemplate:
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
         )
         self._supplied = self._supplied_thought()
+        self._says_space = self._space_is_said()
+
+    @cached_property
+    def _table(self) -> TokenBytes | None:
+        # Only where samples are made: a large vocabulary costs a second.
+        return token_bytes(self._backend)
+
+    @cached_property
+    def _is_control(self) -> npt.NDArray[np.bool_]:
+        size = 0 if self._table is None else len(self._table.pieces)
+        flags = np.zeros(size, dtype=bool)
+        special = self.tokenizer.added_tokens_decoder.items()
+        flags[[number for number, token in special if token.content in self._control]] = True
+        return flags
+
+    @cached_property
+    def _frames(self) -> Frames | None:
+        if self._table is None:
+            return None
+        # apply_chat_template hands over the special tokens (bos_token, …) as well.
+        return Frames(str(self.tokenizer.chat_template), {**self.tokenizer.special_tokens_map, **self.variables})
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render one conversation and frame its assistant turns.
@@ -123,6 +149,9 @@ class ChatTemplate:
                 parts = [one.split(sentinel) for one in self._texts(probes, conversation)]
                 framed = [self._frame_all(text, halves, 1) for halves in parts]
                 spans = [span for one in framed for span in one or ()]
+                if len(spans) != len(turns) and all(len(halves) == 2 for halves in parts):
+                    # A call may end in another token than a text, so that no text can stand in its place.
+                    spans = self._frame_by_prefix(text, messages, turns, conversation)
         except TemplateRefusedError:
             # Some templates refuse a tool's answer behind a turn that calls no tool. If the conversation
             # itself is refused as well, this raises again.
@@ -134,6 +163,8 @@ class ChatTemplate:
                 where=conversation.id,
                 fix="use a template that renders the content of every assistant turn exactly once",
             )
+        if self._says_space:
+            spans = [Span(one.start - text.endswith(" ", 0, one.start), one.stop, one.end) for one in spans]
         return Rendered(text, tuple(spans))
 
     def samples(
@@ -149,20 +180,72 @@ class ChatTemplate:
             CorpusError: a template that cannot be framed, an empty mask, or one that does not decode to the
                 answers.
         """
+        out: list[TokenSample | Dropped | None] = [None] * len(conversations)
+        rest: list[tuple[int, Rendered | Dropped]] = []
+        filled: list[tuple[int, Filled]] = []
+        for place, conversation in enumerate(conversations):
+            fast = self._fill(conversation)
+            if fast is None:
+                rest.append((place, self._render_and_learn(conversation)))
+            else:
+                filled.append((place, fast))
+        for (place, _), made in zip(filled, self._masked([one for _, one in filled]), strict=True):
+            conversation = conversations[place]
+            if made is None:
+                rest.append((place, self._render_and_learn(conversation)))
+            elif max_tokens is not None and len(made[0]) > max_tokens:
+                out[place] = Dropped(conversation.id, conversation.kind, "too_long")
+            else:
+                out[place] = TokenSample(conversation.id, conversation.kind, *made)
+        slow = self._samples_by_offsets([(conversations[place], one) for place, one in rest], max_tokens)
+        for (place, _), sample in zip(rest, slow, strict=True):
+            out[place] = sample
+        return [one for one in out if one is not None]
+
+    def _fill(self, conversation: Conversation) -> Filled | None:
+        """The rendering by a frame, None where there is none that is proven to apply."""
+        if self._frames is None or self._table is None:
+            return None
+        found = self._frames.find(conversation)
+        if found is None:
+            return None
+        frame, changed = found
+        if frame.unprinted and self._holds_control_tokens(conversation):
+            return None  # counting tokens would not find it
+        try:
+            return frame.fill(changed)
+        except UnicodeEncodeError:
+            return None
+
+    def _masked(self, filled: list[Filled]) -> list[tuple[Ids, Mask] | None]:
+        if not filled or self._table is None:
+            return []
+        encodings = self._backend.encode_batch_fast([one.text for one in filled], add_special_tokens=False)
+        return masked(encodings, filled, self._table, self._is_control)
+
+    def _render_and_learn(self, conversation: Conversation) -> Rendered | Dropped:
+        if self._holds_control_tokens(conversation):
+            return Dropped(conversation.id, conversation.kind, "control_tokens")
+        try:
+            rendered = self.render(conversation)
+        except TemplateRefusedError:
+            return Dropped(conversation.id, conversation.kind, "template_refused")
+        if self._frames is not None and self._table is not None:
+            spans = [(span.start, span.end) for span in rendered.spans]
+            self._frames.learn(conversation, rendered.text, spans, self._count_controls, self._supplied)
+        return rendered
+
+    def _count_controls(self, text: str) -> int:
+        return int(self._is_control[self._backend.encode(text, add_special_tokens=False).ids].sum())
+
+    def _samples_by_offsets(
+        self, rendered: Sequence[tuple[Conversation, Rendered | Dropped]], max_tokens: int | None
+    ) -> list[TokenSample | Dropped]:
         out: list[TokenSample | Dropped] = []
-        rendered: list[Rendered | Dropped] = []
-        for conversation in conversations:
-            if self._holds_control_tokens(conversation):
-                rendered.append(Dropped(conversation.id, conversation.kind, "control_tokens"))
-                continue
-            try:
-                rendered.append(self.render(conversation))
-            except TemplateRefusedError:
-                rendered.append(Dropped(conversation.id, conversation.kind, "template_refused"))
-        texts = [one.text for one in rendered if isinstance(one, Rendered)]
+        texts = [one.text for _, one in rendered if isinstance(one, Rendered)]
         encodings = iter(self._backend.encode_batch(texts, add_special_tokens=False))
         proofs: list[tuple[TokenSample, Rendered]] = []
-        for conversation, one in zip(conversations, rendered, strict=True):
+        for conversation, one in rendered:
             if isinstance(one, Dropped):
                 out.append(one)
                 continue
@@ -313,6 +396,21 @@ class ChatTemplate:
             return ""
         opened = _OPEN_THOUGHT.search(text)
         return opened.group() if opened else ""
+
+    def _space_is_said(self) -> bool:
+        """Whether the model has to say the space before an answer.
+
+        Mistral's templates print "[/INST] answer" and prompt with "[/INST]". The space and the first word are one
+        token, so that a mask from the word on would cut it.
+        """
+        asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+        probe = Conversation.model_validate({"id": "probe", "kind": "probe", "messages": [asked, said]})
+        try:
+            (text,) = self._texts([[asked, said]], probe)
+            (prompt,) = self._texts([[asked]], probe, generation=True)
+        except TemplateRefusedError:
+            return False
+        return text.startswith(f"{prompt} b")
 
     def _holds_control_tokens(self, conversation: Conversation) -> bool:
         said = conversation.model_dump_json()

@@ -69,7 +69,7 @@ BROKEN: list[tuple[str, Any]] = [
     ("not_json", b"\xff\xfe"),
     ("not_json", "[" * 100_000),
     ("not_unicode", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
-    ("no_messages", [1]),
+    ("not_object", [1]),
     ("no_messages", {"text": "x"}),
     ("no_messages", {"messages": []}),
     ("bad_tools", {"messages": [USER, HO], "tools": ["f"]}),

@@ -1,0 +1,154 @@
+"""Records of every format against conversations written by hand, and every malformation by its reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from drafthouse.corpus import Message, ToolCall
+from drafthouse.corpus.formats import FORMATS, Format, RecordError, parse
+
+SCHEMA = {"name": "get_rate", "description": "rates {now}", "parameters": {"type": "object", "properties": {}}}
+GLAIVE = {
+    "system": "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+    + json.dumps(SCHEMA, indent=4)
+    + "\n"
+    + json.dumps({"name": "second"}),
+    "chat": "USER: What's the rate?\n\n\nASSISTANT: <functioncall> "
+    '{"name": "get_rate", "arguments": \'{"of": "it\\\'s", "n": 2}\'} <|endoftext|>\n\n\n'
+    'FUNCTION RESPONSE: {"rate": 3}\n\n\nASSISTANT: It is 3.\nUSER-friendly. <|endoftext|>\n\n\n'
+    "USER: Thanks.\n\n\nASSISTANT: You're welcome! <|endoftext|>\n\n\n",
+}
+
+
+def said(record: Any, form: Format, columns: dict[str, str] | None = None) -> list[tuple[str, str, list[ToolCall]]]:
+    made = parse(record, form, "n", "k", columns)
+    return [(message.role, message.content, message.tool_calls) for message in made.messages]
+
+
+def test_glaive_calls_results_and_schemas() -> None:
+    made = parse(GLAIVE, "glaive", "n", "k")
+    assert [tool["function"]["name"] for tool in made.tools] == ["get_rate", "second"]
+    assert made.tools[0] == {"type": "function", "function": SCHEMA}
+    assert made.messages == [
+        Message(role="system", content="You are a helpful assistant."),
+        Message(role="user", content="What's the rate?"),
+        Message(role="assistant", tool_calls=[ToolCall(name="get_rate", arguments={"of": "it's", "n": 2})]),
+        Message(role="tool", content='{"rate": 3}', name="get_rate"),
+        Message(role="assistant", content="It is 3.\nUSER-friendly."),
+        Message(role="user", content="Thanks."),
+        Message(role="assistant", content="You're welcome!"),
+    ]
+
+
+def test_glaive_without_functions_keeps_its_system_text() -> None:
+    record = {"system": "SYSTEM: You are terse.", "chat": "USER: Hi\n\n\nASSISTANT: Yo <|endoftext|>"}
+    assert said(record, "glaive") == [("system", "You are terse.", []), ("user", "Hi", []), ("assistant", "Yo", [])]
+
+
+def test_a_call_that_is_plain_json() -> None:
+    chat = 'USER: Hi\n\n\nASSISTANT: Wait. <functioncall> {"name": "f", "arguments": {"a": "b"}} <|endoftext|>'
+    assert said({"chat": chat}, "glaive")[-1] == ("assistant", "Wait.", [ToolCall(name="f", arguments={"a": "b"})])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
+        {"conversation": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]},
+        {"data": ["Hi", "Yo"]},
+        {"conversations": json.dumps([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}])},
+    ],
+)
+def test_variants_of_sharegpt(record: Any) -> None:
+    assert said(record, "sharegpt") == [("user", "Hi", []), ("assistant", "Yo", [])]
+
+
+def test_sharegpt_with_tools() -> None:
+    record = {
+        "system": "Be brief.",
+        "tools": json.dumps([SCHEMA]),
+        "conversations": [
+            {"from": "human", "value": "Hi"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
+            {"from": "observation", "value": "3"},
+            {"from": "gpt", "value": 'So:\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'},
+        ],
+    }
+    made = parse(record, "sharegpt", "n", "k")
+    assert made.tools == [SCHEMA]
+    assert said(record, "sharegpt") == [
+        ("system", "Be brief.", []),
+        ("user", "Hi", []),
+        ("assistant", "", [ToolCall(name="f", arguments={"a": 1})]),
+        ("tool", "3", []),
+        ("assistant", "So:", [ToolCall(name="g")]),
+    ]
+
+
+def test_alpaca_with_other_columns_and_an_input() -> None:
+    record = {"question": "Add.", "input": "1 2", "response": "3", "system_prompt": "You add."}
+    columns = {"instruction": "question", "output": "response", "system": "system_prompt"}
+    assert said(record, "alpaca", columns) == [
+        ("system", "You add.", []),
+        ("user", "Add.\n\n1 2", []),
+        ("assistant", "3", []),
+    ]
+
+
+def test_messages_in_a_text_column() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", "reasoning_content": "hm"}]
+    made = parse({"messages_json": json.dumps(messages)}, "messages", "n", "k", {"messages": "messages_json"})
+    assert made.messages[1].reasoning_content == "hm"
+
+
+def test_calls_in_openais_form() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "1", "content": "3"}, {"role": "assistant", "content": "three"}]
+    assert said({"messages": turns}, "messages")[1] == ("assistant", "", [ToolCall(name="f", arguments={"a": 1})])
+
+
+HI, YO = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}
+BROKEN: list[tuple[Format, Any, str]] = [
+    ("sharegpt", {"conversations": []}, "no_messages"),
+    ("sharegpt", {"conversations": "[{"}, "no_messages"),
+    ("sharegpt", {"conversations": [HI, 3]}, "bad_message"),
+    ("sharegpt", {"conversations": [HI, {"from": "alien", "value": "x"}]}, "bad_message"),
+    ("sharegpt", {"conversations": [HI, {"value": "x"}]}, "bad_message"),
+    ("sharegpt", {"conversations": [HI, {"from": "gpt", "value": None}]}, "not_text"),
+    ("sharegpt", {"conversations": [HI, {"from": "function_call", "value": "f()"}]}, "bad_tool_call"),
+    ("sharegpt", {"conversations": [HI, {"from": "gpt", "value": "<tool_call>{</tool_call>"}]}, "bad_tool_call"),
+    ("sharegpt", {"conversations": [HI, YO], "tools": "{"}, "bad_tools"),
+    ("sharegpt", {"conversations": [YO]}, "no_question"),
+    ("sharegpt", {"conversations": [HI, YO, HI]}, "no_answer"),
+    ("sharegpt", {"conversations": [HI, {"from": "gpt", "value": " "}]}, "empty_answer"),
+    ("sharegpt", {"conversations": [{"from": "human", "value": "\ud800"}, YO]}, "not_unicode"),
+    ("alpaca", {"instruction": " ", "output": "x"}, "no_question"),
+    ("alpaca", {"instruction": "x", "output": ""}, "empty_answer"),
+    ("alpaca", {"instruction": "x", "input": 3, "output": "y"}, "not_text"),
+    ("glaive", {"chat": ""}, "no_messages"),
+    ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": 3}, "not_text"),
+    ("glaive", {"chat": "Hello USER: a\n\nASSISTANT: b"}, "bad_message"),
+    ("glaive", {"chat": "USER: a\n\nASSISTANT: <functioncall> f(x)"}, "bad_tool_call"),
+    ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": "SYSTEM: use {broken"}, "bad_tools"),
+    ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": 'SYSTEM: use {"x": 1}'}, "bad_tools"),
+]
+
+
+@pytest.mark.parametrize(("form", "record", "reason"), BROKEN)
+def test_what_is_malformed_has_a_reason(form: Format, record: Any, reason: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        parse(record, form, "n", "k")
+    assert caught.value.reason == reason
+    assert caught.value.detail
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("record", [[1], "x", None, 3])
+def test_a_record_is_an_object(form: Format, record: Any) -> None:
+    with pytest.raises(RecordError) as caught:
+        parse(record, form, "n", "k")
+    assert caught.value.reason == "not_object"
