@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from drafthouse import __version__
 from drafthouse.config import load
@@ -17,8 +15,8 @@ from drafthouse.corpus.cli import app as corpus_sources_app
 from drafthouse.errors import DrafthouseError
 from drafthouse.loop.children import QUIET, end_with_parent
 from drafthouse.measure.roofline.cli import roofline
-from drafthouse.progress import Progress, Silent, Terminal
 from drafthouse.serve.cli import app as serve_app
+from drafthouse.verbs import AsJson, progress_of, say
 
 if TYPE_CHECKING:
     from drafthouse.loop.folder import RunFolder
@@ -104,19 +102,6 @@ RunFile = Annotated[
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Run folder.")]
 Worker = Annotated[str | None, typer.Option("--worker", help="Name of this worker; default: host, rank and process.")]
 DEFAULT_OUT = Path("runs/demo")
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-
-
-def _progress(as_json: bool) -> Progress:
-    return Silent() if as_json else Terminal(Console(stderr=True))
-
-
-def _say(result: dict[str, Any], as_json: bool, text: str) -> None:
-    if as_json:
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        # Not wrapped: a line may be a path that somebody copies, and a pipe has no width.
-        Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 @target_app.command("train-tiny")
@@ -137,9 +122,9 @@ def train_tiny_verb(
     from drafthouse.loop.tiny import EMBEDDED_RECIPE, TargetSettings, train_embedded
 
     settings = load(TargetSettings, file or EMBEDDED_RECIPE, overrides or [])
-    report = train_embedded(settings, out, _progress(as_json))
+    report = train_embedded(settings, out, progress_of(as_json))
     guard = report["guard"]
-    _say(
+    say(
         report,
         as_json,
         f"{out}: {report['parameters']:,} parameters, {report['tokens']:,} tokens in {report['seconds']} s; held-out"
@@ -176,7 +161,7 @@ def target_show(
         "eos_ids": list(target.eos_ids),
         "mask_token_id": target.mask_token_id,
     }
-    _say(facts, as_json, "\n".join(f"{key:<14} {value}" for key, value in facts.items()))
+    say(facts, as_json, "\n".join(f"{key:<14} {value}" for key, value in facts.items()))
 
 
 @corpus_app.command("build")
@@ -198,10 +183,10 @@ def corpus_build(
     target = steps.load_target(run)
     steps.check_fit(run, target)
     run.keep()
-    manifest = steps.build_corpus(run, target, _progress(as_json))
+    manifest = steps.build_corpus(run, target, progress_of(as_json))
     kinds = ", ".join(f"{kind} {count.samples}" for kind, count in manifest.kinds.items())
     drops = ", ".join(f"{number} {reason}" for reason, number in manifest.drops.items()) or "none"
-    _say(
+    say(
         manifest.model_dump(mode="json", by_alias=True),
         as_json,
         f"{manifest.samples} samples, {manifest.tokens} tokens in {len(manifest.shards)} shards ({kinds});"
@@ -226,8 +211,8 @@ def corpus_answer(
     run = _run(out, overrides)
     target = steps.load_target(run)
     job = steps.answering(run)
-    committed = job.work(target, worker, _progress(as_json))
-    _say({"committed": committed}, as_json, f"{committed} shards answered by this worker")
+    committed = job.work(target, worker, progress_of(as_json))
+    say({"committed": committed}, as_json, f"{committed} shards answered by this worker")
 
 
 @corpus_app.command("seal")
@@ -242,7 +227,7 @@ def corpus_seal(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
 
     run = _run(out)
     manifest = steps.answering(run).seal(steps.load_target(run))
-    _say(
+    say(
         manifest.model_dump(mode="json", by_alias=True),
         as_json,
         f"{manifest.samples} samples, digest {manifest.digest}",
@@ -269,8 +254,8 @@ def states_extract(
     from drafthouse.loop import steps
 
     run = _run(out, overrides)
-    summary = steps.extract(run, steps.load_target(run), worker, _progress(as_json))
-    _say(
+    summary = steps.extract(run, steps.load_target(run), worker, progress_of(as_json))
+    say(
         asdict(summary),
         as_json,
         f"{summary.worker}: {summary.shards} shards, {summary.tokens} tokens in {summary.seconds:.1f} s"
@@ -296,7 +281,7 @@ def states_status(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     board = Board(run.store, steps.STATES, ttl_s=run.settings.extract.ttl_s)
     states = board.states(steps.answers(run).shard_names)
     counts = Counter(state.status for state in states.values())
-    _say(
+    say(
         {"counts": counts, "shards": {name: asdict(state) for name, state in states.items()}},
         as_json,
         f"{len(states)} shards: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())),
@@ -329,7 +314,7 @@ def drafter_train(
     from drafthouse.loop import steps
 
     run = _run(out, overrides)
-    result = steps.train_drafter(run, steps.load_target(run), recipe, _progress(as_json), mirror=mirror)
+    result = steps.train_drafter(run, steps.load_target(run), recipe, progress_of(as_json), mirror=mirror)
     facts = {
         "steps": result.steps,
         "tokens": result.tokens,
@@ -340,7 +325,7 @@ def drafter_train(
         "drafter": str(result.drafter) if result.drafter else None,
     }
     where = f"in {result.drafter}" if result.drafter else "stopped with a checkpoint; start it again to go on"
-    _say(facts, as_json, f"{recipe}: {result.steps} steps, loss {result.loss:.3f}, {where}")
+    say(facts, as_json, f"{recipe}: {result.steps} steps, loss {result.loss:.3f}, {where}")
 
 
 @drafter_app.command("check")
@@ -372,7 +357,7 @@ def drafter_check(
         }
     drafter = load_drafter(folder, **wanted)
     config = drafter.config
-    _say(
+    say(
         {
             "config": config.model_dump(mode="json"),
             "parameters": sum(p.numel() for p in drafter.parameters()),
@@ -407,13 +392,13 @@ def evaluate_verb(
     for name in names:
         steps.check_recipe(run, name)
     target = steps.load_target(run)
-    results = {name: steps.evaluate(run, target, name, _progress(as_json)) for name in names}
+    results = {name: steps.evaluate(run, target, name, progress_of(as_json)) for name in names}
     lines = [
         f"{name}: chain {r['modes']['chain']['micro']:.2f}, tree {r['modes']['tree']['micro']:.2f} tokens a pass;"
         f" {min(r['identical'].values())} of {r['prompts']} texts identical"
         for name, r in results.items()
     ]
-    _say(results, as_json, "\n".join(lines))
+    say(results, as_json, "\n".join(lines))
 
 
 @app.command("report")
@@ -430,7 +415,7 @@ def report_verb(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     run = _run(out)
     facts = run.read("facts") or {"command": "drafthouse report"}
     json_path, page = make_report(run, steps.load_target(run), facts)
-    _say({"report": str(json_path), "page": str(page)}, as_json, f"{page}")
+    say({"report": str(json_path), "page": str(page)}, as_json, f"{page}")
 
 
 @app.command("demo")
@@ -465,7 +450,7 @@ def demo_verb(
 
     wanted = [*(overrides or []), *(["target.from_scratch=true"] if from_scratch else [])]
     run = RunFolder.begin(out, file, wanted, anew=not resume)
-    report, page = Demo(run, _progress(as_json)).go()
+    report, page = Demo(run, progress_of(as_json)).go()
     found = summary(report)
     shards, target = found["shards"], found["target"]
     lines = [
@@ -479,7 +464,7 @@ def demo_verb(
         "seconds: " + ", ".join(f"{step} {value:g}" for step, value in found["seconds"].items()),
         f"report: {page}",
     ]
-    _say(found, as_json, "\n".join(lines))
+    say(found, as_json, "\n".join(lines))
 
 
 app.command("roofline")(roofline)
@@ -504,7 +489,7 @@ def store_probe(
 
     store = Store.open(url)
     store.probe()
-    _say({"url": store.url, "conditional_puts": True}, as_json, f"{store.url}: create-only puts are honoured")
+    say({"url": store.url, "conditional_puts": True}, as_json, f"{store.url}: create-only puts are honoured")
 
 
 @store_app.command("janitor")
@@ -541,7 +526,7 @@ def store_janitor(
         removed = board.janitor(dry_run=dry_run)
     verb = "would be removed" if dry_run else "removed"
     text = "\n".join([*removed, f"{store.url}: {len(removed)} rests {verb}"])
-    _say({"url": store.url, "run": run, "removed": removed, "dry_run": dry_run}, as_json, text)
+    say({"url": store.url, "run": run, "removed": removed, "dry_run": dry_run}, as_json, text)
 
 
 @app.command("version")
@@ -552,7 +537,7 @@ def version_verb(as_json: AsJson = False) -> None:
 
       drafthouse version
     """
-    _say({"version": __version__}, as_json, __version__)
+    say({"version": __version__}, as_json, __version__)
 
 
 def _run(out: Path, overrides: list[str] | None = None) -> RunFolder:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.doubles.loopback import serving
 
 MODEL = "flaky"
 WAYS = ("status 500", "status 503", "status 429", "hang up", "cut off", "page", "no choices")
@@ -53,19 +55,9 @@ class Flaky:
 @contextmanager
 def flaky_openai_double(flaky: Flaky | None = None) -> Iterator[Flaky]:
     """Serve on a free loopback port until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
     double = flaky or Flaky()
-    double.url = f"http://127.0.0.1:{server.server_port}"
-    server.double = double  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, double) as double.url:
         yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.doubles.loopback import serving
 
 
 @dataclass
@@ -51,18 +53,9 @@ class S3Double:
 @contextmanager
 def s3_double() -> Iterator[S3Double]:
     """Serve on a free loopback port until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    double = S3Double(f"http://127.0.0.1:{server.server_port}")
-    server.double = double  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    double = S3Double("")
+    with serving(_Handler, double) as double.endpoint:
         yield double
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.doubles.nodes import Fleet, Node, missing
-from tests.fixtures_s3 import serve
+from tests.fixtures_s3 import s3_url, serve
+from tests.fleet.operator import Operator
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +25,9 @@ def healthy(fleet: Fleet) -> Iterator[Fleet]:
     yield fleet
     for node in fleet.nodes:
         node.join()
-        if not node.pids():
-            node.restart()
+        if not node.pids() or any("supervisor-" in line for line in node.pids().values()):
+            node.restart()  # units that a test left running end here
+        node.execute(["rm", "-rf", "/srv/drafthouse"])
     fleet.write_inventory()
 
 
@@ -40,3 +42,12 @@ def fleet_s3(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Endpoint of an S3 server (SeaweedFS) that nodes reach; `tests.fixtures_s3.s3_url` makes a store's URL of it."""
     with serve(tmp_path_factory.mktemp("seaweed"), fleet.controller_address) as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+def operator(healthy: Fleet, fleet_s3: str) -> Iterator[Operator]:
+    """An operator with a store of his own; what `fab` said is shown when the test fails."""
+    found = Operator(healthy, s3_url(fleet_s3))
+    healthy.write_inventory(fleet_store=found.store)
+    yield found
+    print("\n".join(found.transcript))

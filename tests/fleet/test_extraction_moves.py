@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,11 @@ from drafthouse.corpus import CorpusReader
 from drafthouse.states import StatesReader
 from drafthouse.states.heartbeat import Heartbeat
 from drafthouse.store import Board, Store
-from tests.doubles.nodes import Fleet
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import give_back
 from tests.fleet.operator import SAMPLES, SHARDS, TTL_S, Operator, SealedRun, sealed_run, until
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
-
-
-@pytest.fixture
-def operator(healthy: Fleet, fleet_s3: str) -> Iterator[Operator]:
-    found = Operator(healthy, s3_url(fleet_s3))
-    healthy.write_inventory(fleet_store=found.store)
-    yield found
-    print("\n".join(found.transcript))
 
 
 @pytest.fixture

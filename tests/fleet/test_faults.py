@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import drafthouse
-from tests.doubles.nodes import Fleet
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import FAULTS, extraction, fresh, serving, training, undisturbed
 from tests.fleet.operator import Operator, SealedRun, sealed_run
 
 pytestmark = [pytest.mark.faults, pytest.mark.s3]
-
-
-@pytest.fixture
-def operator(healthy: Fleet, fleet_s3: str) -> Iterator[Operator]:
-    found = Operator(healthy, s3_url(fleet_s3))
-    healthy.write_inventory(fleet_store=found.store)
-    yield found
-    print("\n".join(found.transcript))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.doubles.nodes import Fleet
-from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import Traffic
 from tests.fleet.haproxy import HaProxy, haproxy
 from tests.fleet.operator import COPY_ANSWER, PORT, ROOT, Operator, install_engine
@@ -22,14 +21,6 @@ pytestmark = [
         shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="haproxy is not installed"
     ),
 ]
-
-
-@pytest.fixture
-def operator(healthy: Fleet, fleet_s3: str) -> Iterator[Operator]:
-    found = Operator(healthy, s3_url(fleet_s3))
-    healthy.write_inventory(fleet_store=found.store)
-    yield found
-    print("\n".join(found.transcript))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,11 @@ import pytest
 from drafthouse.fleet.gates import train_progress
 from drafthouse.store import Store
 from tests.command_line import drafthouse
-from tests.doubles.nodes import Fleet
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import losses, undisturbed
 from tests.fleet.operator import STEPS, Operator, SealedRun, sealed_run, until
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
-
-
-@pytest.fixture
-def operator(healthy: Fleet, fleet_s3: str) -> Iterator[Operator]:
-    found = Operator(healthy, s3_url(fleet_s3))
-    healthy.write_inventory(fleet_store=found.store)
-    yield found
-    print("\n".join(found.transcript))
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from drafthouse.progress import Progress, Silent, Terminal
+from drafthouse.verbs import AsJson, progress_of, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,18 +27,6 @@ Overrides = Annotated[
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Work side by side; default: one a processor.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-
-
-def _progress(as_json: bool) -> Progress:
-    return Silent() if as_json else Terminal(Console(stderr=True))
-
-
-def _say(result: dict[str, Any], as_json: bool, text: str) -> None:
-    if as_json:
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 @app.command("curate")
@@ -76,7 +62,7 @@ def curate_(
         work or _staging(store),
         base=path.parent,
         processes=processes,
-        progress=_progress(as_json),
+        progress=progress_of(as_json),
     )
     train, heldout = made["train"], made["heldout"]
     dropped = sum(sum(counts.values()) for counts in train.drops.values())
@@ -93,7 +79,7 @@ def curate_(
     lines += [f"  {kind}: {count}" for kind, count in train.kinds.items()]
     lines += [f"  {kind}: {missing} fewer than its quota" for kind, missing in train.short.items()]
     lines += [f"  {name}: {facts['missing']}" for name, facts in train.sources.items() if "missing" in facts]
-    _say(result, as_json, "\n".join(lines))
+    say(result, as_json, "\n".join(lines))
 
 
 @app.command("regenerate")
@@ -150,7 +136,7 @@ def regenerate_(
         "the endpoint",
     )
     job = Regeneration(Store.open(store), name, run or f"{name}-answered", sampling, keep_cut)
-    worked = job.work(served, worker, _progress(as_json))
+    worked = job.work(served, worker, progress_of(as_json))
     manifest = job.seal()
     result = {**worked, "run": job.run, "samples": manifest.samples, "digest": manifest.digest}
     failed = sum(worked["failures"].values())
@@ -158,7 +144,7 @@ def regenerate_(
         f"{job.run}: {manifest.samples} answered conversations; this worker asked {worked['requests']} times,"
         f" {failed} of them in vain, and took over {worked['resumed']} answers"
     )
-    _say(result, as_json, text)
+    say(result, as_json, text)
 
 
 @app.command("tokenise")
@@ -192,7 +178,7 @@ def tokenise_(
         max_tokens=max_tokens,
         variables={} if thinking is None else {"enable_thinking": thinking},
         processes=processes,
-        progress=_progress(as_json),
+        progress=progress_of(as_json),
     )
     result = {
         "corpus": corpus,
@@ -204,7 +190,7 @@ def tokenise_(
         "digest": manifest.digest,
     }
     dropped = ", ".join(f"{count} {reason}" for reason, count in manifest.drops.items()) or "none"
-    _say(
+    say(
         result,
         as_json,
         f"{corpus}: {manifest.samples} samples, {manifest.tokens} tokens in {len(manifest.shards)} shards"
@@ -231,14 +217,14 @@ def card_(
     from drafthouse.errors import CorpusError
     from drafthouse.store import Store
 
-    made = corpus_card(Store.open(store), corpus, _progress(as_json))
+    made = corpus_card(Store.open(store), corpus, progress_of(as_json))
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "corpus-card.html").write_text(card_html(made), encoding="utf-8")
         (out / "corpus-card.json").write_text(card_json(made), encoding="utf-8")
     except OSError as error:
         raise CorpusError(f"cannot be written ({error.strerror})", where=str(out), fix="choose another --out") from None
-    _say(made, as_json, str(out / "corpus-card.html"))
+    say(made, as_json, str(out / "corpus-card.html"))
 
 
 def _staging(store: str) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from drafthouse.progress import Silent, Terminal
+from drafthouse.verbs import AsJson, progress_of, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,15 +27,6 @@ Overrides = Annotated[
 Folder = Annotated[
     Path | None, typer.Option("--profiles", metavar="FOLDER", help="Where names are looked up; default: inventory.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-
-
-def _say(result: dict[str, Any], as_json: bool, text: str) -> None:
-    if as_json:
-        typer.echo(json.dumps(result, indent=1))
-    else:
-        # Not wrapped: a launch line is there to be copied.
-        Console(highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 @app.command("plan")
@@ -78,7 +67,7 @@ def plan(
         "forms": forms,
     }
     notes = [f"# {change['flag']}: {change['action']}; {change['text']}" for change in changes]
-    _say(result, as_json, "\n".join([*notes, forms[form]]))
+    say(result, as_json, "\n".join([*notes, forms[form]]))
 
 
 @app.command("check")
@@ -146,7 +135,7 @@ def check(
         "findings": [asdict(found) for found in findings],
         "memory": asdict(memory) if memory else None,
     }
-    _say(result, as_json, "\n".join(lines))
+    say(result, as_json, "\n".join(lines))
     if wrong:
         raise typer.Exit(1)
 
@@ -175,11 +164,11 @@ def canary_verb(
     from drafthouse.serve.load import load_profile
 
     profile = load_profile(name, overrides or [], profiles)
-    report = canary_of(profile, url or profile.address, Silent() if as_json else Terminal(Console(stderr=True)))
+    report = canary_of(profile, url or profile.address, progress_of(as_json))
     word = {True: "passed", False: "FAILED", None: "unknown"}
     lines = [f"{word[one.passed]:<8}{one.name}: {one.sentence} ({one.seconds:.1f} s)" for one in report.checks]
     lines.append(f"{report.base_url}: the canary {'lives' if report.passed else 'is dead'}")
-    _say(report.as_dict(), as_json, "\n".join(lines))
+    say(report.as_dict(), as_json, "\n".join(lines))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -247,7 +236,7 @@ def sweep_verb(
     load = Load(output_tokens=output_tokens, rounds=rounds, limit_s=limit_s)
     points = places(target, load, _numbers(concurrency), _numbers(context), full=full)
     found = find_generator(generator, program)
-    progress = Silent() if as_json else Terminal(Console(stderr=True))
+    progress = progress_of(as_json)
     sweep = run_sweep(target, load, points, found, out, progress)
     lines = [aligned(sweep.points)]
     if len(sweep.broken) < len(sweep.points):
@@ -258,7 +247,7 @@ def sweep_verb(
         f" requests failed ({one.measured.reason or 'without a reason'})"
         for one in sweep.broken
     ]
-    _say(sweep.as_dict(), as_json, "\n".join(lines))
+    say(sweep.as_dict(), as_json, "\n".join(lines))
     if sweep.broken:
         raise typer.Exit(1)
 
