@@ -30,7 +30,11 @@ SECRET = "hush-4711 $(touch /srv/x) 'quoted'\nsecond line"
 
 @pytest.fixture(scope="module")
 def place(fleet: Fleet) -> Node:
-    return fleet.nodes[1]
+    """A node as it was at first: other tests of the session may have left files and processes there."""
+    node = fleet.nodes[1]
+    node.execute(["sh", "-c", "rm -rf /srv/*"])
+    node.restart()
+    return node
 
 
 @pytest.fixture(scope="module")

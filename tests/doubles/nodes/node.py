@@ -125,7 +125,7 @@ class Node:
                     return f"{key.get_name()} {key.get_base64()}"
                 finally:
                     transport.close()
-        except (OSError, paramiko.SSHException):
+        except (OSError, EOFError, paramiko.SSHException):
             return None
 
     def await_sshd(self, seconds: float = 20.0) -> None:
