@@ -43,7 +43,7 @@ from tests.fleet.operator import (
     until,
 )
 
-FAULTS = ("worker killed", "supervisor killed", "node moved from", "node dead", "node cut off")
+FAULTS = ("worker killed", "supervisor killed", "all processes killed", "node moved from", "node dead", "node cut off")
 KINDS = ("extract", "train", "serve")
 AT, TO = "node1", "node2"
 
@@ -78,15 +78,19 @@ class Outcome:
         return asdict(self)
 
 
-def strike(operator: Operator, fault: str, words: str) -> str:
-    """Let the fault happen to the job whose worker's command line holds `words`; what the operator does about it."""
+def strike(operator: Operator, fault: str, job: str, words: str) -> str:
+    """Let the fault happen to `job`, whose worker's command line holds `words`; what the operator does about it."""
     node = operator.fleet[AT]
     if fault == "worker killed":
-        _kill(node, lambda line: words in line and "supervisor" not in line)
+        _kill(_pids(node, lambda line: words in line and "supervisor" not in line))
         return "nothing: restarted on its node"
-    if fault == "supervisor killed":
-        _kill(node, lambda line: "supervisor" in line)
+    if fault == "supervisor killed":  # the younger of the two that stand over a unit
+        _kill(sorted(_pids(node, lambda line: "supervisor" in line))[-1:])
         return "nothing: restarted on its node"
+    if fault == "all processes killed":
+        _kill(_pids(node, lambda line: words in line or "supervisor" in line))
+        operator.fab("deploy", "--job", job)
+        return "fab deploy"
     if fault == "node moved from":
         operator.fab("migrate", "--from", AT, "--to", TO)
         return "fab migrate"
@@ -121,7 +125,7 @@ def extraction(operator: Operator, run: SealedRun, fault: str) -> Outcome:
         before = len(board.all_done())
         began = time.monotonic()
         give_back(heartbeat, board, held[:4])
-        answer = strike(operator, fault, "drafthouse states extract")
+        answer = strike(operator, fault, "extract", "drafthouse states extract")
         until("it works again", lambda: len(board.all_done()) > before)
         seconds = time.monotonic() - began
         give_back(heartbeat, board, held[4:])
@@ -163,7 +167,7 @@ def training(operator: Operator, run: SealedRun, fault: str, undisturbed: dict[i
     until("a checkpoint is in the store", lambda: _stored(store, 1))
     reached = int((train_progress(store, "ours", 1) or {}).get("step", 0))
     began = time.monotonic()
-    answer = strike(operator, fault, "drafter train")
+    answer = strike(operator, fault, "train", "drafter train")
     epoch = 1 if answer.startswith("nothing") else 2
     if epoch == 1:
         until("it works again", lambda: _resumed(store, epoch))
@@ -218,7 +222,7 @@ def serving(operator: Operator, fault: str, folder: Path) -> Outcome:
         traffic = stack.enter_context(Traffic(front.url))
         until("clients are served", lambda: len(traffic.answers) > 1)
         began = time.monotonic()
-        answer = strike(operator, fault, "embedded_server")
+        answer = strike(operator, fault, "serve", "embedded_server")
         done = len(traffic.answers)
         until("clients are served again", lambda: len(traffic.answers) > done + 1, 120)
         seconds = time.monotonic() - began
@@ -303,10 +307,14 @@ def give_back(heartbeat: Heartbeat, board: Board, leases: Sequence[Lease]) -> No
         heartbeat.drop(lease, board.release)
 
 
-def _kill(node: Node, chosen: Callable[[str], bool]) -> None:
-    victims = [pid for pid, line in node.pids().items() if chosen(line)]
-    assert victims, node.pids()
-    for pid in victims:
+def _pids(node: Node, chosen: Callable[[str], bool]) -> list[int]:
+    found = [pid for pid, line in node.pids().items() if chosen(line)]
+    assert found, node.pids()
+    return found
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 

@@ -3,8 +3,9 @@ nothing twice, and may be killed and called again."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -43,9 +44,15 @@ def load_target(run: RunFolder) -> Target:
     if settings.from_scratch:
         if not (run.target_path() / "config.json").exists():
             raise ConfigError("the target has not been trained yet", where=str(run.target_path()), fix="train it first")
-        return Target.load(run.target_path(), device=settings.device)
+        return Target.load(run.target_path(), device=own_device(settings.device))
     path = embedded_target() if settings.path == EMBEDDED else settings.path
-    return Target.load(path, device=settings.device)
+    return Target.load(path, device=own_device(settings.device))
+
+
+def own_device(device: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The device of this process: under torchrun every rank of a host has a GPU of its own (LOCAL_RANK)."""
+    rank = environment.get("LOCAL_RANK", "")
+    return f"cuda:{rank}" if device == "cuda" and rank.isdigit() else device
 
 
 def check_fit(run: RunFolder, target: Target) -> None:

@@ -169,3 +169,16 @@ class TestRefusals:
             DrafterError, match=r"the hidden states have layer_ids \[0, 2\], the drafter wants \[0, 1\]"
         ):
             steps.train_drafter(self.changed(walked_run, drafter=shape), target, "ours", Silent())
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "expected"),
+    [
+        ("cuda", {"LOCAL_RANK": "1"}, "cuda:1"),
+        ("cuda", {}, "cuda"),
+        ("cuda:3", {"LOCAL_RANK": "1"}, "cuda:3"),
+        ("cpu", {"LOCAL_RANK": "1"}, "cpu"),
+    ],
+)
+def test_every_rank_of_a_host_has_a_gpu_of_its_own(device: str, environment: dict[str, str], expected: str) -> None:
+    assert steps.own_device(device, environment) == expected
