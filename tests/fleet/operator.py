@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SECRETS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
 SAMPLES, SAMPLES_PER_SHARD = 24, 2
 SHARDS = SAMPLES // SAMPLES_PER_SHARD
-STEPS = 200  # some ten seconds at least: long enough to lose a node in
+STEPS = 500  # half a minute: long enough to lose a node in, on a fast machine too
 TTL_S = 4
 PORT = 8100
 COPY = "Repeat this, one word a line:\nvunezos vozita makir vegum rugin"
@@ -50,10 +50,10 @@ train:
   baseline: {{steps: 1}}
   ours:
     steps: {STEPS}
-    rows: 4
-    anchors: 8
+    rows: 6
+    anchors: 12
     log_every: 1
-    checkpoint_every: 8
+    checkpoint_every: 20
     evaluate_every: 0
     loss: {{soft_weight: 0.5, weights: streak}}
     noise: {{kind: cosine, sigma: 0.05}}

@@ -320,8 +320,8 @@ class Copies(Observer):
     def _say_last(self, stopped: str) -> None:
         self._end_pulse()  # or it might say something older afterwards
         self._said |= {"state": _ENDS[stopped], "finished": stopped == "finished"}
+        self._tell_curve()  # first: whoever reads that it is finished finds the whole curve
         self._tell()
-        self._tell_curve()
 
     def _tell(self) -> None:
         said = dict(self._said)
