@@ -12,8 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -24,23 +23,12 @@ from tests.command_line import drafthouse
 from tests.doubles.nodes import Fleet, missing
 from tests.fixtures_s3 import ACCESS_KEY, SECRET_KEY, s3_url, serve
 from tests.fleet.faults import FAULTS, KINDS, Outcome, extraction, fresh, serving, training, undisturbed
-from tests.fleet.operator import Operator, SealedRun, sealed_run
+from tests.fleet.operator import Operator, SealedRun, heal, sealed_run
 
 from drafthouse.fleet import show
 from drafthouse.fleet.operations import Report
 
 SEED = 0
-
-
-@contextmanager
-def healthy(fleet: Fleet, store: str) -> Iterator[Operator]:
-    """An operator with records of his own; afterwards every node is joined and alive again."""
-    fleet.write_inventory(fleet_store=store)
-    yield Operator(fleet, store)
-    for node in fleet.nodes:
-        node.join()
-        if not node.pids():
-            node.restart()
 
 
 def main() -> None:
@@ -64,7 +52,9 @@ def main() -> None:
         for kind in wanted.kind or KINDS:
             for fault in wanted.fault or FAULTS:
                 place = folder / f"{kind} {fault}"
-                with healthy(fleet, s3_url(endpoint)) as operator:
+                operator = Operator(fleet, s3_url(endpoint))
+                fleet.write_inventory(fleet_store=operator.store)
+                try:
                     if kind == "extract":
                         found = extraction(operator, fresh(sealed, endpoint, place), fault)
                     elif kind == "train":
@@ -77,6 +67,8 @@ def main() -> None:
                     console.print(f"| {' | '.join(line(found))} |", soft_wrap=True)
                     if fault == "node moved from":
                         transcript(console, operator)
+                finally:
+                    heal(fleet)
 
 
 def extracted(sealed: SealedRun, endpoint: str, folder: Path) -> SealedRun:

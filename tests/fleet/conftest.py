@@ -6,7 +6,7 @@ import pytest
 
 from tests.doubles.nodes import Fleet, Node, missing
 from tests.fixtures_s3 import s3_url, serve
-from tests.fleet.operator import Operator
+from tests.fleet.operator import Operator, heal
 
 
 @pytest.fixture(scope="session")
@@ -23,11 +23,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def healthy(fleet: Fleet) -> Iterator[Fleet]:
     """The nodes, for tests that harm them: afterwards every node is joined, alive and known by its key again."""
     yield fleet
-    for node in fleet.nodes:
-        node.join()
-        if not node.pids() or any("supervisor-" in line for line in node.pids().values()):
-            node.restart()  # units that a test left running end here
-        node.execute(["rm", "-rf", "/srv/drafthouse"])
+    heal(fleet)
     fleet.write_inventory()
 
 

@@ -144,6 +144,15 @@ def install_engine(node: Node, options: str = "") -> None:
     node.execute(["chmod", "755", program])
 
 
+def heal(fleet: Fleet) -> None:
+    """Every node joined and alive again, without the units that somebody left there."""
+    for node in fleet.nodes:
+        node.join()
+        if not node.pids() or any("supervisor-" in line for line in node.pids().values()):
+            node.restart()
+        node.execute(["rm", "-rf", "/srv/drafthouse"])
+
+
 def until(what: str, true: Callable[[], Any], seconds: float = 90.0) -> Any:
     """The first true answer of `true`, asked again and again."""
     end = time.monotonic() + seconds

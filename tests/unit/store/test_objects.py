@@ -299,7 +299,8 @@ print(uploaded, peak() - before)
 
 
 def test_memory_is_bounded_whatever_the_size(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """An object of 128 MiB: four parts of 8 MiB are in flight, and one is being read."""
+    """An object of 128 MiB: four parts of 8 MiB are in flight, and one is being read; what the allocator keeps besides
+    varies, and the whole object would not fit under the bound."""
     if store.url.startswith("memory:"):
         pytest.skip("a store in memory holds everything")
     url = store.url
@@ -311,6 +312,6 @@ def test_memory_is_bounded_whatever_the_size(store: Store, tmp_path: Path, reque
     command = [sys.executable, "-c", _PEAK, url, str(tmp_path)]
     measured = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     uploaded, both = (int(figure) / 2**20 for figure in measured)
-    assert uploaded < 64
-    assert both < 64
+    assert uploaded < 96
+    assert both < 96
     assert (tmp_path / "copy").stat().st_size == 128 * 2**20
