@@ -80,7 +80,7 @@ class StepGate:
         step, first = int(found.get("step", 0)), int(found.get("resumed_from") or 0)
         if found.get("finished"):
             return f"the drafter is finished: {step} steps"
-        return f"step {step} after resuming from {first}, loss {found.get('loss', 0):.3f}" if step > first else None
+        return f"step {step} after resuming from {first}, loss {found.get('loss', 0):.4g}" if step > first else None
 
 
 def train_progress(store: Store, recipe: str, epoch: int) -> dict[str, float] | None:
