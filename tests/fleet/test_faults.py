@@ -1,4 +1,5 @@
-"""The fault table: every fault for every kind of job."""
+"""The fault table: what kills a job, for every kind of job. (Moves and a killed supervisor are in the tests beside this
+one; `benchmarks/fleet_faults.py` runs all of them.)"""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import pytest
 
 from tests.command_line import drafthouse
 from tests.fixtures_s3 import s3_url
-from tests.fleet.faults import FAULTS, extraction, fresh, serving, training, undisturbed
+from tests.fleet.faults import extraction, fresh, serving, training, undisturbed
 from tests.fleet.operator import Operator, SealedRun, sealed_run
 
 pytestmark = [pytest.mark.faults, pytest.mark.s3]
+FAULTS = ("worker killed", "all processes killed", "node dead", "node cut off")
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,6 @@ def test_a_training_ends_with_the_losses_of_one_that_nothing_happened_to(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_served_model_is_back_and_only_a_dead_one_fails_requests(
-    operator: Operator, tmp_path: Path, fault: str
-) -> None:
+def test_a_served_model_is_back_after_its_only_server_died(operator: Operator, tmp_path: Path, fault: str) -> None:
     found = serving(operator, fault, tmp_path)
-    assert found.lost == 0 or fault != "node moved from"
+    assert found.total - found.lost > 2
