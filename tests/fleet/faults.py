@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from drafthouse.corpus import CorpusReader
 from drafthouse.fleet.gates import train_progress
 from drafthouse.states.heartbeat import Heartbeat
@@ -34,12 +32,11 @@ from tests.fleet.operator import (
     COPY,
     COPY_ANSWER,
     PORT,
-    ROOT,
     SHARDS,
     TTL_S,
     Operator,
     SealedRun,
-    install_engine,
+    serve_embedded,
     until,
 )
 
@@ -193,31 +190,11 @@ def training(operator: Operator, run: SealedRun, fault: str, undisturbed: dict[i
 
 def serving(operator: Operator, fault: str, folder: Path) -> Outcome:
     """Requests: clients that ask through the proxy all the while."""
-    profile = yaml.safe_load((ROOT / "inventory" / "profiles" / "embedded-dflash-cpu.yml").read_text())
-    profile.update(name="plain", speculation={"method": "none"}, port=PORT)
-    (operator.inventory / "profiles" / "plain.yml").write_text(yaml.safe_dump(profile))
     nodes = operator.fleet.nodes
     with ExitStack() as stack:
         servers = {node.name: (node.address, PORT) for node in nodes}
         front = stack.enter_context(haproxy(operator.fleet.controller_address, servers, folder))
-        for node in nodes:
-            install_engine(node)
-        operator.write_job(
-            "serve",
-            kind="serve",
-            node=AT,
-            venv="/srv/engine",
-            profile="plain",
-            host="0.0.0.0",
-            secrets=[],
-            stop_grace_s=10,
-            proxy={
-                "node": "node3",
-                "admin": front.admin,
-                "backend": "models",
-                "servers": {node.name: node.name for node in nodes},
-            },
-        )
+        serve_embedded(operator, front.admin)
         operator.fab("deploy", "--job", "serve")
         traffic = stack.enter_context(Traffic(front.url))
         until("clients are served", lambda: len(traffic.answers) > 1)

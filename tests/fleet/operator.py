@@ -144,6 +144,33 @@ def install_engine(node: Node, options: str = "") -> None:
     node.execute(["chmod", "755", program])
 
 
+def serve_embedded(operator: Operator, admin: str, broken: str | None = None) -> None:
+    """A job that serves the small target behind the proxy at `admin`; on the node `broken` it says nonsense."""
+    profile = yaml.safe_load((ROOT / "inventory" / "profiles" / "embedded-dflash-cpu.yml").read_text())
+    profile.update(name="plain", speculation={"method": "none"}, port=PORT)
+    (operator.inventory / "profiles").mkdir(exist_ok=True)
+    (operator.inventory / "profiles" / "plain.yml").write_text(yaml.safe_dump(profile))
+    nodes = operator.fleet.nodes
+    for node in nodes:
+        install_engine(node, "--broken" if node.name == broken else "")
+    operator.write_job(
+        "serve",
+        kind="serve",
+        node="node1",
+        venv="/srv/engine",
+        profile="plain",
+        host="0.0.0.0",
+        secrets=[],
+        stop_grace_s=10,
+        proxy={
+            "node": "node3",
+            "admin": admin,
+            "backend": "models",
+            "servers": {node.name: node.name for node in nodes},
+        },
+    )
+
+
 def heal(fleet: Fleet) -> None:
     """Every node joined and alive again, without the units that somebody left there."""
     for node in fleet.nodes:

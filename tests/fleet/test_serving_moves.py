@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.doubles.nodes import Fleet
 from tests.fleet.faults import Traffic
 from tests.fleet.haproxy import HaProxy, haproxy
-from tests.fleet.operator import COPY_ANSWER, PORT, ROOT, Operator, install_engine
+from tests.fleet.operator import COPY_ANSWER, PORT, Operator, serve_embedded
 
 pytestmark = [
     pytest.mark.s3,
@@ -33,28 +32,7 @@ def front(healthy: Fleet, tmp_path: Path) -> Iterator[HaProxy]:
 def test_clients_notice_nothing_of_a_migration_and_nothing_of_one_that_fails(
     operator: Operator, front: HaProxy
 ) -> None:
-    profile = yaml.safe_load((ROOT / "inventory" / "profiles" / "embedded-dflash-cpu.yml").read_text())
-    profile.update(name="plain", speculation={"method": "none"}, port=PORT)
-    (operator.inventory / "profiles").mkdir(exist_ok=True)
-    (operator.inventory / "profiles" / "plain.yml").write_text(yaml.safe_dump(profile))
-    for node in operator.fleet.nodes:
-        install_engine(node, "--broken" if node.name == "node3" else "")
-    operator.write_job(
-        "serve",
-        kind="serve",
-        node="node1",
-        venv="/srv/engine",
-        profile="plain",
-        host="0.0.0.0",
-        secrets=[],
-        stop_grace_s=10,
-        proxy={
-            "node": "node3",
-            "admin": front.admin,
-            "backend": "models",
-            "servers": {node.name: node.name for node in operator.fleet.nodes},
-        },
-    )
+    serve_embedded(operator, front.admin, broken="node3")
     deployed = operator.fab("deploy", "--job", "serve")
     assert "4 of 4 questions right" in deployed["evidence"]
 
