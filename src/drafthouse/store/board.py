@@ -8,6 +8,10 @@ Objects under ``runs/<run>/``, all written create-only or by a single writer:
     hb/<shard>/<epoch>                      overwritten by the lease's holder only; empty = released
     data/<shard>/<epoch>-<worker>.safetensors   a name that nobody else writes
     done/<shard>                            created; key, size, sha256 of the data that counts
+    failed/<shard>/<epoch>                  created by the lease's holder when an error ends its work: why
+    workers/<worker>                        overwritten by that worker only, deleted at its end: what it does
+
+The last two are for people who look; nothing is decided by them.
 
 A shard is free when it has neither done-marker nor lease, and stale when the newest sign of life of its
 newest lease is older than the time to live, both times by the store's clock. Taking over creates the next
@@ -21,21 +25,22 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from drafthouse.config import differences
 from drafthouse.errors import StatesError, StoreError
 from drafthouse.store.body import from_body, to_body
 from drafthouse.store.keys import check_key, numbered, segment_of
-from drafthouse.store.objects import ObjectInfo, Store
+from drafthouse.store.objects import Store
 from drafthouse.store.translate import ObjectMissingError
 
 _SPEC = "spec.json"
 _READERS = 16  # markers read at once: each is one small request
+_LONGEST_REASON = 500  # characters
 _QUIET_S = 300.0  # an upload that lives sends a part in less (`backend`: 180 s, and the next is under way)
 
 
@@ -77,6 +82,39 @@ class ShardState:
     age_s: float | None = None
 
 
+class Tenure(NamedTuple):
+    """A lease as the store lists it. `seen` is its newest sign of life, both times by the store's clock."""
+
+    shard: str
+    epoch: int
+    begun: datetime
+    seen: datetime
+    released: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the listings of a run say, without the body of any object.
+
+    Attributes:
+        tenures: all leases.
+        done: shard -> when its marker was written.
+        failed: (shard, epoch) of leases whose holder said why an error ended them -> when.
+        workers: worker -> when it last said what it does.
+    """
+
+    tenures: tuple[Tenure, ...]
+    done: dict[str, datetime]
+    failed: dict[tuple[str, int], datetime]
+    workers: dict[str, datetime]
+
+    @property
+    def newest(self) -> datetime | None:
+        """The latest time in it: the store's clock was there already."""
+        seen = (tenure.seen for tenure in self.tenures)
+        return max((*seen, *self.done.values(), *self.failed.values(), *self.workers.values()), default=None)
+
+
 class Board:
     """The state of one run in a store: who works on what, and what is done.
 
@@ -107,7 +145,7 @@ class Board:
         mine: Any = json.loads(json.dumps(spec))
         if self.objects.create(_SPEC, json.dumps(mine, sort_keys=True, indent=1).encode()):
             return
-        theirs = from_body(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
+        theirs = self._body(_SPEC)
         changes = differences(theirs, mine)
         if changes:
             raise StatesError(
@@ -119,7 +157,7 @@ class Board:
     def spec(self) -> dict[str, Any] | None:
         """The spec that the run is bound to, or None."""
         try:
-            return from_body(self.objects.get(_SPEC), f"{self.objects.url}/{_SPEC}")
+            return self._body(_SPEC)
         except ObjectMissingError:
             return None
 
@@ -201,6 +239,61 @@ class Board:
         """Give the lease up, so that others need not wait for it to go stale."""
         # Not a deletion: the epoch must stay used, or its next owner could be taken for this one.
         self.objects.put(_heartbeat_key(lease), b"")
+
+    def fail(self, lease: Lease, reason: str) -> None:
+        """Say why an error ends the work under `lease`, in one sentence; the first reason stays."""
+        sentence = " ".join(reason.split())[:_LONGEST_REASON]
+        body = {"worker": lease.worker, "reason": sentence, "token": lease.token}
+        self.objects.create(f"failed/{lease.shard}/{numbered(lease.epoch)}", to_body(body))
+
+    def present(self, worker: str, body: Mapping[str, Any]) -> None:
+        """Say what `worker` does now, whether it holds a lease or not; `body` (JSON-able) is for people who look."""
+        self.objects.put(f"workers/{segment_of(worker)}", to_body({**body, "worker": worker}))
+
+    def absent(self, worker: str) -> None:
+        """`worker` has ended as it should."""
+        self.objects.delete(f"workers/{segment_of(worker)}")
+
+    def survey(self, before: Survey | None = None) -> Survey:
+        """Who holds what since when, what is done and what has failed; five listings, and nothing is written.
+
+        Unlike `states` it asks nobody for the time: ages are a matter of whoever looks.
+
+        Args:
+            before: an earlier survey, whose leases are taken over instead of being listed. Of the listings those of
+                leases and heartbeats cost most, two folders a shard, and most of them are of shards that are done.
+        """
+        tenures = tuple(self._tenures()) if before is None else before.tenures
+        # After the leases: a marker that appears in between must not be missed, a lease may.
+        done = {info.key.removeprefix("done/"): info.last_modified for info in self.objects.list("done")}
+        failed = {place: info.last_modified for info in self.objects.list("failed") if (place := _split(info.key))[0]}
+        workers = {info.key.removeprefix("workers/"): info.last_modified for info in self.objects.list("workers")}
+        return Survey(tenures, done, failed, workers)
+
+    def holder(self, shard: str, epoch: int) -> str:
+        """The worker that was given a lease.
+
+        Raises:
+            ObjectMissingError: there is no such lease.
+        """
+        return str(self._body(f"lease/{shard}/{numbered(epoch)}").get("worker"))
+
+    def failure(self, shard: str, epoch: int) -> tuple[str, str]:
+        """(worker, reason) of a lease that `fail` ended.
+
+        Raises:
+            ObjectMissingError: nobody has said why.
+        """
+        body = self._body(f"failed/{shard}/{numbered(epoch)}")
+        return str(body.get("worker")), str(body.get("reason"))
+
+    def presence(self, worker: str) -> dict[str, Any]:
+        """What a worker last said of itself.
+
+        Raises:
+            ObjectMissingError: it has ended.
+        """
+        return self._body(f"workers/{worker}")
 
     def done(self, shard: str) -> Done | None:
         """The done-marker of a shard, or None."""
@@ -288,15 +381,24 @@ class Board:
         wanted = set(shards)
         # The clock is read first: whatever is written meanwhile looks younger, never older.
         now = self.objects.server_time()
-        beats = {(shard, epoch): info for info in self.objects.list("hb") for shard, epoch in [_split(info.key)]}
-        leases = []
+        return [
+            (tenure.shard, tenure.epoch, None if tenure.released else max(0.0, (now - tenure.seen).total_seconds()))
+            for tenure in self._tenures()
+            if tenure.shard in wanted
+        ]
+
+    def _tenures(self) -> Iterator[Tenure]:
+        beats = {_split(info.key): info for info in self.objects.list("hb")}
         for info in self.objects.list("lease"):
             shard, epoch = _split(info.key)
-            if shard in wanted:
-                beat = beats.get((shard, epoch))
-                released = beat is not None and beat.size == 0
-                leases.append((shard, epoch, None if released else _age(now, info, beat)))
-        return leases
+            beat, begun = beats.get((shard, epoch)), info.last_modified
+            if shard and beat is None:
+                yield Tenure(shard, epoch, begun, begun, False)
+            elif shard and beat is not None:
+                yield Tenure(shard, epoch, begun, max(begun, beat.last_modified), beat.size == 0)
+
+    def _body(self, key: str) -> dict[str, Any]:
+        return from_body(self.objects.get(key), f"{self.objects.url}/{key}")
 
     def _named(self, shard: str, state: ShardState) -> ShardState:
         if state.status == "free":
@@ -304,9 +406,7 @@ class Board:
         if state.status == "done":
             marker = self.done(shard)
             return state if marker is None else ShardState("done", marker.epoch, marker.worker)
-        key = f"lease/{shard}/{numbered(state.epoch)}"
-        body = from_body(self.objects.get(key), f"{self.objects.url}/{key}")
-        return ShardState(state.status, state.epoch, str(body.get("worker")), state.age_s)
+        return ShardState(state.status, state.epoch, self.holder(shard, state.epoch), state.age_s)
 
 
 def _lease_key(lease: Lease) -> str:
@@ -324,8 +424,3 @@ def _split(key: str) -> tuple[str, int]:
 
 def _within(age_s: float | None, ttl_s: float) -> bool:
     return age_s is not None and age_s <= ttl_s
-
-
-def _age(now: datetime, lease: ObjectInfo, beat: ObjectInfo | None) -> float:
-    newest = lease.last_modified if beat is None else max(lease.last_modified, beat.last_modified)
-    return max(0.0, (now - newest).total_seconds())

@@ -1,0 +1,98 @@
+"""What was read of a run and stays true: markers, holders of leases, reasons. Each object is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, TypeVar
+
+from drafthouse.dash.collect.pace import Finished
+from drafthouse.dash.collect.words import Words
+from drafthouse.store import Board, ObjectMissingError, Store
+from drafthouse.store.board import Survey
+
+Place = tuple[str, int]
+"""Shard and epoch."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class RunFacts:
+    """Grows with every survey of the run.
+
+    Attributes:
+        spec: what the run is bound to; None as long as it is not.
+        markers: shard -> epoch of the lease under which it was finished.
+        done, last: worker -> shards that it has finished, and when the newest of them.
+        tokens, bytes: in finished shards.
+        finished: when shards were finished.
+        holders: place -> worker, of the leases that were asked for.
+        reasons: place -> (worker, reason), of all leases that an error ended.
+        words: worker -> what it last said of itself; of those that are there.
+        homes: worker -> its node, of all that were ever heard or have finished a shard.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.board = Board(store, run)
+        self.spec: dict[str, Any] | None = None
+        self.markers: dict[str, int] = {}
+        self.done: Counter[str] = Counter()
+        self.last: dict[str, datetime] = {}
+        self.tokens = self.bytes = 0
+        self.finished = Finished()
+        self.holders: dict[Place, str] = {}
+        self.reasons: dict[Place, tuple[str, str]] = {}
+        self.words: dict[str, Words] = {}
+        self.homes: dict[str, str] = {}
+
+    def contradict(self, survey: Survey) -> bool:
+        """True when finished shards are gone: somebody has removed the run, and this is another one."""
+        return not self.markers.keys() <= survey.done.keys()
+
+    def read(self, pool: ThreadPoolExecutor, survey: Survey) -> None:
+        """Read what is new in a survey."""
+        if self.spec is None:
+            self.spec = self.board.spec()
+        self._read_markers(pool, survey)
+        new = (place for place in survey.failed if place not in self.reasons)
+        self.reasons |= _read(pool, new, lambda place: self.board.failure(*place))
+        spoken = [name for name, at in survey.workers.items() if name not in self.words or self.words[name].at != at]
+        said = _read(pool, spoken, self.board.presence)
+        heard = {name: Words(survey.workers[name], body) for name, body in said.items()}
+        self.homes |= {name: words.node for name, words in heard.items() if words.node}
+        self.words = {name: said for name, said in (self.words | heard).items() if name in survey.workers}
+
+    def ask_for_holders(self, pool: ThreadPoolExecutor, places: Iterable[Place]) -> None:
+        """Learn who was given these leases."""
+        new = [place for place in places if place not in self.holders]
+        self.holders |= _read(pool, new, lambda place: self.board.holder(*place))
+
+    def _read_markers(self, pool: ThreadPoolExecutor, survey: Survey) -> None:
+        new = [shard for shard in survey.done if shard not in self.markers]
+        found = {shard: marker for shard, marker in _read(pool, new, self.board.done).items() if marker is not None}
+        for shard, marker in found.items():
+            at = survey.done[shard]
+            self.markers[shard] = marker.epoch
+            self.done[marker.worker] += 1
+            self.last[marker.worker] = max(at, self.last.get(marker.worker, at))
+            self.tokens += marker.tokens
+            self.bytes += marker.size
+            if marker.extra.get("node"):
+                self.homes[marker.worker] = str(marker.extra["node"])
+        times = [survey.done[shard].timestamp() for shard in found]
+        self.finished.add(times, [float(marker.tokens) for marker in found.values()])
+
+
+def _read(pool: ThreadPoolExecutor, keys: Iterable[K], read: Callable[[K], V]) -> dict[K, V]:
+    """What `read` says of every key; one that is gone by now is left out."""
+
+    def one(key: K) -> tuple[K, V] | None:
+        try:
+            return key, read(key)
+        except ObjectMissingError:
+            return None
+
+    return dict(found for found in pool.map(one, keys) if found is not None)

@@ -1,0 +1,55 @@
+"""What a worker says of itself (`states.presence`), typed; what is missing or odd in it is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from drafthouse.dash.model import GpuView
+
+_FIELDS = frozenset(GpuView.model_fields)
+
+
+class Words:
+    """One telling, made by the worker at `at` by the store's clock.
+
+    Attributes:
+        held: shard -> tokens that are captured of it.
+        ttl_s: after how long a silence its leases are taken over.
+        failed: why it gave up.
+    """
+
+    def __init__(self, at: datetime, said: Mapping[str, Any]) -> None:
+        self.at = at
+        self.node, self.device = _text(said.get("node")), _text(said.get("device"))
+        self.waiting, self.failed = _text(said.get("waiting")), _text(said.get("failed"))
+        ttl_s, held, gpus = said.get("ttl_s"), said.get("held"), said.get("gpus")
+        self.ttl_s = float(ttl_s) if isinstance(ttl_s, int | float) else None
+        self.held = {str(shard): _whole(count) for shard, count in held.items()} if isinstance(held, dict) else {}
+        job = _text(said.get("job"))
+        self.gpus = tuple(
+            gpu
+            for one in (gpus if isinstance(gpus, list) else ())
+            if isinstance(one, dict) and (gpu := _gpu(one, job, at)) is not None
+        )
+
+
+def _gpu(values: Mapping[str, Any], job: str | None, at: datetime) -> GpuView | None:
+    known = {name: value for name, value in values.items() if name in _FIELDS}
+    try:
+        return GpuView.model_validate(
+            {**known, "index": values.get("index") or 0, "job": job, "source": "heartbeat", "at": at}
+        )
+    except ValidationError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0
