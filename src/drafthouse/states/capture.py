@@ -13,13 +13,15 @@ from torch import Tensor
 
 from drafthouse.errors import StatesError
 from drafthouse.memory import fits
+from drafthouse.states.elements import decoded, quantise, token_bytes, views
 from drafthouse.states.protocols import Taps
 from drafthouse.states.settings import ExtractSettings
 from drafthouse.states.shard import ShardSample
 from drafthouse.states.spec import StatesSpec
 
 _DTYPE = torch.bfloat16
-_BYTES = 2
+_FLAGS = 2  # bytes behind the states: all finite, none zero
+_FINEST = 8  # tokens: rows times length stays a multiple of what matrix units take
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Batch:
 def plan(lengths: Sequence[int], settings: ExtractSettings) -> list[Batch]:
     """Group samples by length, the longest first: little padding, and too large a batch fails at once.
 
+    Batches of short samples are padded more finely than to `pad_multiple`: to a multiple of an eighth to a quarter of
+    their length, since padding costs as much as tokens do.
+
     Args:
         lengths: tokens of each sample of a shard.
 
@@ -44,7 +49,8 @@ def plan(lengths: Sequence[int], settings: ExtractSettings) -> list[Batch]:
     first = 0
     while first < len(order):
         longest = lengths[order[first]]
-        padded = -(-longest // settings.pad_multiple) * settings.pad_multiple
+        multiple = min(settings.pad_multiple, max(_FINEST, 1 << max(0, longest.bit_length() - 3)))
+        padded = -(-longest // multiple) * multiple
         length = min(padded, max(longest, settings.max_tokens))
         rows = max(1, min(settings.rows, settings.batch_tokens // length))
         batches.append(Batch(tuple(order[first : first + rows]), length))
@@ -75,8 +81,8 @@ class Captured:
         self._states = states
         self._ready = ready
 
-    def wait(self, where: str) -> tuple[Tensor, Tensor]:
-        """The states on the host: `[N, K, H]` and `[N, H]`, bf16, contiguous.
+    def wait(self, where: str) -> tuple[Tensor, ...]:
+        """The states on the host, contiguous, as `elements` has them: `[N, K, H]` and `[N, H]`, of fp8 their scales.
 
         Raises:
             StatesError: a state that is not finite, a state that is zero, or equal states of different texts;
@@ -84,21 +90,22 @@ class Captured:
         """
         if self._ready is not None:
             self._ready.synchronize()
-        taps, width = len(self._spec.layer_ids), self._spec.hidden_size
-        hidden = self._states[: self.tokens * taps * width].view(self.tokens, taps, width)
-        last = self._states[self.tokens * taps * width : -2].view(self.tokens, width)
-        finite, filled = (bool(flag) for flag in self._states[-2:].tolist())
-        slots = [(f"layer {layer}", hidden[:, slot]) for slot, layer in enumerate(self._spec.layer_ids)]
-        slots.append((f"layer {self._spec.num_layers - 1} before the final norm", last))
+        finite, filled = (bool(flag) for flag in self._states[-_FLAGS:].tolist())
+        parts = views(self._states, self._spec, self.tokens)
         if not finite:
-            self._blame(slots, where, "is not finite (NaN or infinity)", lambda peak: ~torch.isfinite(peak))
+            self._blame(parts, where, "is not finite (NaN or infinity)", lambda peak: ~torch.isfinite(peak))
         if not filled:
-            self._blame(slots, where, "is all zeros", lambda peak: peak == 0)
-        self._check_distinct(slots, where)
-        return hidden, last
+            self._blame(parts, where, "is all zeros", lambda peak: peak == 0)
+        self._check_distinct(parts, where)
+        return parts
 
-    def _blame(self, slots: list[tuple[str, Tensor]], where: str, what: str, bad: Callable[[Tensor], Tensor]) -> None:
-        for name, states in slots:
+    def _slots(self, hidden: Tensor, last: Tensor) -> list[tuple[str, Tensor]]:
+        """`[N, …]` of every captured layer, by what it is called."""
+        slots = [(f"layer {layer}", hidden[:, slot]) for slot, layer in enumerate(self._spec.layer_ids)]
+        return [*slots, (f"layer {self._spec.num_layers - 1} before the final norm", last)]
+
+    def _blame(self, parts: tuple[Tensor, ...], where: str, what: str, bad: Callable[[Tensor], Tensor]) -> None:
+        for name, states in self._slots(*decoded(parts)):
             wrong = bad(states.abs().amax(dim=-1)).nonzero()
             if len(wrong):
                 token = int(wrong[0])
@@ -112,20 +119,20 @@ class Captured:
                         )
                     token -= length
 
-    def _check_distinct(self, slots: list[tuple[str, Tensor]], where: str) -> None:
+    def _check_distinct(self, parts: tuple[Tensor, ...], where: str) -> None:
         """Different tokens must have different states: a hook that fires once, or a buffer that is not
         filled, repeats them.
 
         The ends of the samples are compared, which costs nothing. A shallow layer that forgets fast may
-        truly give two texts with one ending one end state (in bf16); only rows that agree also where their
+        truly give two texts with one ending one end state (as it is kept); only rows that agree also where their
         tokens differ are wrong, since a layer's output carries the token's own embedding.
         """
         ends = np.cumsum([len(self._shard[i].input_ids) for i in self.samples]) - 1
         texts = [self._shard[i].input_ids for i in self.samples]
-        for name, states in slots:
+        for name, states in self._slots(parts[0].view(torch.uint8), parts[1].view(torch.uint8)):
             seen: dict[bytes, int] = {}
             for row, end in enumerate(ends):
-                first = seen.setdefault(states[int(end)].view(torch.int16).numpy().tobytes(), row)
+                first = seen.setdefault(states[int(end)].numpy().tobytes(), row)
                 differ = _first_difference(texts[first], texts[row])
                 if differ is None:
                     continue
@@ -165,7 +172,7 @@ class Capture:
 
     def host_bytes(self, tokens: int) -> int:
         """Host memory (bytes) that a batch with so many valid tokens takes."""
-        return (tokens * self._slots * self._spec.hidden_size + 2) * _BYTES
+        return tokens * token_bytes(self._spec) + _FLAGS
 
     def run(self, shard: Sequence[ShardSample], batch: Batch) -> Captured:
         """Capture one batch. On CUDA the copy to pinned host memory goes on while the next batch computes.
@@ -194,27 +201,44 @@ class Capture:
 
         out = self._room(rows * length).view(rows, length, self._slots, width)
         self._target.capture(
-            torch.from_numpy(ids).to(device),
-            torch.from_numpy(lengths).to(device),
+            self._on_device(ids),
+            self._on_device(lengths),
             self._spec.layer_ids,
             out=out,
         )
-        # Packed on the device as [N, K, H] and [N, H] in one piece, with two flags behind them: one copy to
-        # the host brings everything, and nothing there has to be taken apart.
+        # Packed on the device in one piece, element by element, with two flags behind them: one copy to the host brings
+        # everything, and nothing there has to be taken apart.
         tokens = len(valid)
-        packed = torch.empty(tokens * self._slots * width + 2, dtype=_DTYPE, device=device)
-        index = torch.from_numpy(valid).to(device)
+        packed = torch.empty(self.host_bytes(tokens), dtype=torch.uint8, device=device)
+        index = self._on_device(valid)
         flat = out.view(rows * length, self._slots * width)
-        hidden = packed[: tokens * taps * width].view(tokens, taps * width)
-        last = packed[tokens * taps * width : -2].view(tokens, width)
-        torch.index_select(flat[:, : taps * width], 0, index, out=hidden)
-        torch.index_select(flat[:, taps * width :], 0, index, out=last)
-        peaks = [states.abs().amax(dim=-1) for states in hidden.view(tokens, taps, width).unbind(1)]
-        peak = torch.stack([*peaks, last.abs().amax(dim=-1)])  # NaN and infinity survive amax
+        parts = views(packed, self._spec, tokens)
+        if self._spec.dtype == "bf16":
+            hidden, last = parts[0].view(tokens, taps * width), parts[1]
+            torch.index_select(flat[:, : taps * width], 0, index, out=hidden)
+            torch.index_select(flat[:, taps * width :], 0, index, out=last)
+            slots = [*parts[0].unbind(1), last]
+        else:
+            chosen = flat.index_select(0, index).view(tokens, self._slots, width)
+            slots = list(chosen.unbind(1))
+            for number, states in enumerate(slots):  # a layer at a time: in fp32 all of them take twice the buffer
+                values, scales = quantise(states)
+                to, scale = (parts[1], parts[3]) if number == taps else (parts[0][:, number], parts[2][:, number])
+                to.copy_(values)
+                scale.copy_(scales)
+        peak = torch.stack([states.abs().amax(dim=-1) for states in slots])  # NaN and infinity survive amax
         packed[-2] = torch.isfinite(peak).all()
         packed[-1] = (peak != 0).all()
         host, ready = self._to_host(packed)
         return Captured(self._spec, shard, batch.samples, host, ready)
+
+    def _on_device(self, values: npt.NDArray[np.int64]) -> Tensor:
+        """A copy from ordinary memory would wait until the device has done all that was asked of it before, and the
+        device would idle while the host prepares the next batch."""
+        tensor = torch.from_numpy(values)
+        if self._copies is None:
+            return tensor.to(self._target.device)
+        return tensor.pin_memory().to(self._target.device, non_blocking=True)
 
     def _room(self, positions: int) -> Tensor:
         needed = positions * self._slots * self._spec.hidden_size

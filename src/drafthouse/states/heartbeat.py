@@ -62,6 +62,11 @@ class Heartbeat:
         """The leases that are beaten for."""
         return list(self._held)
 
+    @property
+    def captured(self) -> dict[Lease, int]:
+        """The same leases with the tokens that are captured of their shards."""
+        return dict(self._held)
+
     def _run(self) -> None:
         while not self._stop.wait(self._board.ttl_s / 4):
             for lease in self.held:

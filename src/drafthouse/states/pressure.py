@@ -6,15 +6,37 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
+
+Reason = Literal["disk", "memory", "uploads", "leases"]
+
+
+class Waiting:
+    """What holds a worker's own thread up, for other threads to read: a full disk, too many bytes that wait to be
+    written, too many shards that wait for their upload, or nothing to claim but what others hold."""
+
+    def __init__(self) -> None:
+        self.reason: Reason | None = None
+
+    @contextmanager
+    def on(self, reason: Reason) -> Iterator[None]:
+        """Say so while the block runs."""
+        before, self.reason = self.reason, reason
+        try:
+            yield
+        finally:
+            self.reason = before
 
 
 class ByteBudget:
     """How many bytes may wait to be written. `take` blocks the producer until there is room."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, waiting: Waiting | None = None) -> None:
         self.limit = limit
+        self._waiting = waiting or Waiting()
         self.waited_s = 0.0
         self._used = 0
         self._failure: BaseException | None = None
@@ -28,12 +50,17 @@ class ByteBudget:
         """
         begin = time.monotonic()
         with self._changed:
-            while self._failure is None and self._used and self._used + count > self.limit:
-                self._changed.wait()
+            if self._over(count):
+                with self._waiting.on("memory"):
+                    while self._over(count):
+                        self._changed.wait()
             self.waited_s += time.monotonic() - begin
             if self._failure is not None:
                 raise self._failure
             self._used += count
+
+    def _over(self, count: int) -> bool:
+        return self._failure is None and self._used > 0 and self._used + count > self.limit
 
     def give_back(self, count: int) -> None:
         """Return what was taken."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 
-class Taps(Protocol):
-    """A target whose layer outputs can be captured; `drafthouse.target.Target` is one."""
+class Described(Protocol):
+    """What a target is, without its weights."""
 
     @property
     def identity(self) -> str: ...
@@ -21,6 +21,11 @@ class Taps(Protocol):
     def num_layers(self) -> int: ...
     @property
     def hidden_size(self) -> int: ...
+
+
+class Taps(Described, Protocol):
+    """A target whose layer outputs can be captured; `drafthouse.target.Target` and `ServedTaps` are such."""
+
     @property
     def device(self) -> torch.device: ...
 

@@ -173,13 +173,14 @@ class StatesReader:
     def _sample(self, shard: int, index: int) -> StateSample:
         opened = self._shard(shard)
         begin, end = opened.offsets[index], opened.offsets[index + 1]
+        hidden, last = opened.states(begin, end)
         return StateSample(
             id=opened.ids[index],
             kind=opened.kinds[index],
             input_ids=opened.input_ids[begin:end],
             loss_mask=opened.loss_mask[begin:end],
-            hidden_states=opened.hidden_states[begin:end],
-            last_hidden_state=opened.last_hidden_state[begin:end],
+            hidden_states=hidden,
+            last_hidden_state=last,
         )
 
     def _shard(self, shard: int) -> OpenShard:

@@ -33,9 +33,11 @@ def scratch(parent: str | None) -> Iterator[Path]:
     for rest in root.glob(f"{_PREFIX}*"):
         _remove_if_abandoned(rest)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        folder, descriptor = _locked_folder(root)
+        while not os.fstat(descriptor).st_nlink:
+            # Another worker's start took it for abandoned, between the making of the lock and its taking.
+            os.close(descriptor)
+            folder, descriptor = _locked_folder(root)
     except OSError as error:
         raise explain(error, str(root)) from error
     try:
@@ -43,6 +45,13 @@ def scratch(parent: str | None) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _locked_folder(root: Path) -> tuple[Path, int]:
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return folder, descriptor
 
 
 def _remove_if_abandoned(folder: Path) -> None:

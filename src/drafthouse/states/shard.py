@@ -7,6 +7,8 @@
     offsets            i64  [n+1]       sample i is the tokens offsets[i]:offsets[i+1]
     kind               u8   [n]         index into the metadata's `kinds`
 
+With fp8 both kinds of states are e4m3, and `hidden_scales` f32 [T, K] and `last_scales` f32 [T] stand beside them.
+
 `ShardFile` writes states straight to their place, in any order, so that memory never holds a shard. Readers
 map the file (format: https://github.com/huggingface/safetensors, README, "Format").
 """
@@ -28,12 +30,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafthouse.errors import StatesError
+from drafthouse.states.elements import decoded, elements
 from drafthouse.states.protocols import TokenizedSample
 from drafthouse.states.spec import SCHEMA, StatesSpec
 from drafthouse.store.files import write_at
 from drafthouse.store.translate import explain
 
-_BF16 = 2  # bytes
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # file systems without fallocate
 _HASH_BLOCK = 4 * 2**20
 _MOST_KINDS = 256  # a kind is one byte
@@ -107,8 +109,7 @@ class ShardFile:
             "offsets": self.offsets,
             "kind": np.array([kinds.index(sample.kind) for sample in samples], dtype=np.uint8),
         }
-        self._token_bytes = len(spec.layer_ids) * spec.hidden_size * _BF16
-        self._last_bytes = spec.hidden_size * _BF16
+        self._elements = elements(spec)
         metadata = {
             "schema": str(SCHEMA),
             "spec_sha256": spec.digest(),
@@ -133,30 +134,32 @@ class ShardFile:
             self.abort()
             raise explain(error, str(path)) from error
 
-    def write(self, hidden: Tensor, last: Tensor, samples: Sequence[int]) -> None:
+    def write(self, parts: Sequence[Tensor], samples: Sequence[int]) -> None:
         """Put the states of whole samples in their places.
 
         Args:
-            hidden: bf16 `[N, K, H]` on the CPU, contiguous: the tokens of `samples`, one after the other.
-            last: bf16 `[N, H]`, the same.
+            parts: on the CPU, contiguous, as `elements` has them: `[N, K, H]`, `[N, H]` …, the tokens of `samples`, one
+                after the other.
             samples: indices of the samples in the shard.
 
         Raises:
             StoreError: the disk is full.
         """
-        many, one = _bytes_of(hidden), _bytes_of(last)
+        data = [_bytes_of(part) for part in parts]
         row = 0
         try:
             for sample in samples:
                 first, end = int(self.offsets[sample]), int(self.offsets[sample + 1])
                 stop = row + end - first
-                self._put("hidden_states", many, row, stop, first, self._token_bytes)
-                self._put("last_hidden_state", one, row, stop, first, self._last_bytes)
+                for element, held in zip(self._elements, data, strict=True):
+                    width = element.token_bytes
+                    at = self._begins[element.name] + first * width
+                    write_at(self._descriptor, held[row * width : stop * width], at)
                 row = stop
         except OSError as error:
             raise explain(error, str(self.path)) from error
-        if row != hidden.shape[0]:
-            raise StatesError(f"{hidden.shape[0]} states for {row} tokens", where=str(self.path))
+        if row != parts[0].shape[0]:
+            raise StatesError(f"{parts[0].shape[0]} states for {row} tokens", where=str(self.path))
         self._left -= row
 
     def finish(self) -> str:
@@ -183,22 +186,18 @@ class ShardFile:
             self._descriptor = -1
         self.path.unlink(missing_ok=True)
 
-    def _put(self, name: str, data: memoryview, row: int, stop: int, first: int, width: int) -> None:
-        write_at(self._descriptor, data[row * width : stop * width], self._begins[name] + first * width)
-
     def _layout(
         self, small: dict[str, npt.NDArray[np.generic]], metadata: dict[str, str]
     ) -> tuple[bytes, dict[str, int], int]:
         """Header bytes, where in the file each tensor begins, and the size of the file."""
-        taps, hidden = len(self.spec.layer_ids), self.spec.hidden_size
-        many = [self.tokens, taps, hidden], self.tokens * self._token_bytes
-        one = [self.tokens, hidden], self.tokens * self._last_bytes
         # Widest elements first, so that every tensor begins at a multiple of its element's size.
         shapes: list[tuple[str, str, list[int], int]] = [
             ("offsets", "I64", list(small["offsets"].shape), small["offsets"].nbytes),
             ("input_ids", "I32", [self.tokens], small["input_ids"].nbytes),
-            ("hidden_states", "BF16", *many),
-            ("last_hidden_state", "BF16", *one),
+            *(
+                (one.name, one.code, [self.tokens, *one.shape], self.tokens * one.token_bytes)
+                for one in sorted(self._elements, key=lambda element: -element.dtype.itemsize)
+            ),
             ("loss_mask", "U8", [self.tokens], small["loss_mask"].nbytes),
             ("kind", "U8", list(small["kind"].shape), small["kind"].nbytes),
         ]
@@ -227,8 +226,7 @@ class OpenShard:
             with safe_open(path, framework="pt") as file:
                 metadata: dict[str, str] = file.metadata() or {}
                 _check_metadata(metadata, spec, where)
-                self.hidden_states: Tensor = file.get_tensor("hidden_states")
-                self.last_hidden_state: Tensor = file.get_tensor("last_hidden_state")
+                self._parts: list[Tensor] = [file.get_tensor(element.name) for element in elements(spec)]
                 self.input_ids: Tensor = file.get_tensor("input_ids")
                 self.loss_mask: Tensor = file.get_tensor("loss_mask")
                 self.offsets: list[int] = file.get_tensor("offsets").tolist()
@@ -246,22 +244,24 @@ class OpenShard:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def states(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """`hidden_states` `[N, K, H]` and `last_hidden_state` `[N, H]` of the tokens begin:end, bf16; of a bf16 shard
+        views of the file."""
+        return decoded([part[begin:end] for part in self._parts])
+
     def load(self) -> None:
         """Copy all tensors into memory, so that reading no longer touches the disk."""
-        for name in ("hidden_states", "last_hidden_state", "input_ids", "loss_mask"):
-            setattr(self, name, getattr(self, name).clone())
+        self._parts = [part.clone() for part in self._parts]
+        self.input_ids, self.loss_mask = self.input_ids.clone(), self.loss_mask.clone()
 
     def _check(self, spec: StatesSpec, where: str) -> None:
         tokens = self.input_ids.shape[0]
-        expected = {
-            "hidden_states": (tokens, len(spec.layer_ids), spec.hidden_size),
-            "last_hidden_state": (tokens, spec.hidden_size),
-            "loss_mask": (tokens,),
-        }
-        for name, shape in expected.items():
-            found = tuple(getattr(self, name).shape)
-            if found != shape:
-                raise StatesError(f"{name} is {list(found)} instead of {list(shape)}", where=where)
+        found = {element.name: tuple(part.shape) for element, part in zip(elements(spec), self._parts, strict=True)}
+        expected = {element.name: (tokens, *element.shape) for element in elements(spec)}
+        for name, shape in (expected | {"loss_mask": (tokens,)}).items():
+            there = found.get(name, tuple(self.loss_mask.shape))
+            if there != shape:
+                raise StatesError(f"{name} is {list(there)} instead of {list(shape)}", where=where)
         if len(self.offsets) != len(self.ids) + 1 or self.offsets[-1] != tokens:
             raise StatesError("offsets, ids and tokens do not fit together", where=where)
 

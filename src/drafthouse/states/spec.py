@@ -22,7 +22,7 @@ class StatesSpec(Settings):
     layer_ids: tuple[int, ...] = Field(description="decoder layers whose OUTPUTS are kept, counted from 0")
     num_layers: int = Field(description="decoder layers of the target")
     hidden_size: int
-    dtype: Literal["bf16"]
+    dtype: Literal["bf16", "fp8"]
     corpus: str = Field(description="digest of the corpus")
     shards: int = Field(description="shards of the corpus, and so of the complete run")
     max_tokens: int

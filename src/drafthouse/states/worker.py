@@ -19,19 +19,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from drafthouse.errors import StatesError, StoreError
 from drafthouse.progress import Progress, Silent, Task
 from drafthouse.states.capture import Capture, Captured, plan
 from drafthouse.states.heartbeat import Heartbeat
-from drafthouse.states.pressure import ByteBudget, DiskGuard
+from drafthouse.states.presence import Presence, reason_of
+from drafthouse.states.pressure import ByteBudget, DiskGuard, Waiting
 from drafthouse.states.protocols import Corpus, Taps
 from drafthouse.states.scratch import scratch
 from drafthouse.states.settings import ExtractSettings
 from drafthouse.states.shard import ShardFile, ShardSample, cut
 from drafthouse.states.spec import StatesSpec, spec_of
-from drafthouse.store import Board, Done, Lease, Store
+from drafthouse.store import Board, Done, FencedError, Lease, Store
 from drafthouse.store.keys import segment_of
 
 OnShard = Callable[[Done], None]
@@ -74,11 +76,15 @@ def default_worker_id(environment: Mapping[str, str] = os.environ) -> str:
     Node and epoch are what the fleet calls them (DRAFTHOUSE_NODE, DRAFTHOUSE_EPOCH) in a job that it started;
     elsewhere the node is the host's name. Without torchrun there is no rank.
     """
-    node = environment.get("DRAFTHOUSE_NODE") or socket.gethostname()
+    node = _node(environment)
     epoch = environment.get("DRAFTHOUSE_EPOCH")
     rank = environment.get("RANK") or environment.get("LOCAL_RANK")
     parts = [node, f"e{epoch}" if epoch else "", f"rank{rank}" if rank else "", str(os.getpid())]
     return segment_of("-".join(part for part in parts if part))
+
+
+def _node(environment: Mapping[str, str]) -> str:
+    return environment.get("DRAFTHOUSE_NODE") or socket.gethostname()
 
 
 def run_worker(
@@ -123,7 +129,10 @@ def run_worker(
         stop = stack.enter_context(told_to_stop())
         folder = stack.enter_context(scratch(settings.scratch))
         heartbeat = stack.enter_context(Heartbeat(board, str(target.device)))
-        pipeline = stack.enter_context(_Pipeline(board, heartbeat, settings, stop))
+        pipeline = _Pipeline(board, heartbeat, settings, stop)
+        about = {"node": _node(os.environ), "job": os.environ.get("DRAFTHOUSE_JOB")}
+        stack.enter_context(Presence(board, worker, target.device, pipeline.waiting, about, pipeline.doing))
+        stack.enter_context(pipeline)
         bar = (progress or Silent()).task("hidden states", float(spec.shards))
         task = stack.enter_context(bar)
         loop = _Loop(board, spec, corpus_reader, Capture(target, spec), settings, worker, folder, pipeline)
@@ -150,7 +159,8 @@ class _Pipeline:
         self.stop = wake
         self.shards = self.tokens = self.redone = self.lost = 0
         self._board = board
-        self._budget = ByteBudget(settings.writer_bytes)
+        self.waiting = Waiting()
+        self._budget = ByteBudget(settings.writer_bytes, self.waiting)
         self._writers = ThreadPoolExecutor(settings.writer_threads, "states-writer")
         self._finisher = ThreadPoolExecutor(1, "states-upload")
         self._slots = threading.Semaphore(settings.shards_in_flight)
@@ -161,15 +171,29 @@ class _Pipeline:
     def __enter__(self) -> _Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # Uploads that were started are finished even when something else failed: their work is whole.
         self._writers.shutdown(wait=True)
         self._finisher.shutdown(wait=True)
+        failed = isinstance(error, Exception) and not isinstance(error, FencedError)
+
+        def give_up(lease: Lease) -> None:
+            self._board.release(lease)
+            if failed and error is not None:
+                self._board.fail(lease, reason_of(error))
+
         for lease in self.heartbeat.held:
             try:
-                self.heartbeat.drop(lease, self._board.release)
+                self.heartbeat.drop(lease, give_up)
             except StoreError:
                 continue  # it will go stale; the error that brought us here is the one to tell
+
+    def doing(self) -> dict[str, Any]:
+        """For people who look."""
+        held = {lease.shard: tokens for lease, tokens in self.heartbeat.captured.items()}
+        return {"held": held, "shards": self.shards, "tokens": self.tokens}
 
     @property
     def waited_s(self) -> float:
@@ -190,8 +214,7 @@ class _Pipeline:
 
         def job() -> None:
             try:
-                hidden, last = captured.wait(where)
-                file.write(hidden, last, captured.samples)
+                file.write(captured.wait(where), captured.samples)
             except BaseException as error:
                 self._budget.fail(error)
                 raise
@@ -203,7 +226,8 @@ class _Pipeline:
     def finish(self, lease: Lease, file: ShardFile, writes: Sequence[Future[None]], extra: dict[str, Any]) -> None:
         """Queue hash, upload and commit of a captured shard; blocks while too many wait."""
         begin = time.monotonic()
-        self._slots.acquire()
+        with self.waiting.on("uploads"):
+            self._slots.acquire()
         self._slots_waited += time.monotonic() - begin
 
         def job() -> None:
@@ -302,8 +326,10 @@ class _Loop:
             still_ours()
             lease = self._board.claim(remaining, self._worker)
             if lease is None:
+                self._pipeline.waiting.reason = "leases"
                 self._pipeline.wait(self._poll)
             else:
+                self._pipeline.waiting.reason = None
                 self._extract(lease)
         self._pipeline.drain()
         task.advance(len(names) - len(self._board.remaining(names)) - shown, self._rate())
@@ -322,7 +348,12 @@ class _Loop:
             if not self._capture_all(lease, file, samples, writes):
                 return
             seconds = time.monotonic() - begin
-            extra = {"samples": len(samples), "shortened": shortened, "capture_s": round(seconds, 3)}
+            extra = {
+                "samples": len(samples),
+                "shortened": shortened,
+                "capture_s": round(seconds, 3),
+                "node": _node(os.environ),
+            }
             pipeline.finish(lease, file, writes, extra)
             handed_over = True
         finally:
@@ -361,20 +392,23 @@ class _Loop:
         Raises:
             StoreError: the disk stayed full.
         """
+        if guard.full() is None:
+            return True
         begin = time.monotonic()
-        while (found := guard.full()) is not None:
-            folder, fraction = found
-            if time.monotonic() - begin >= self._settings.disk_wait_s:
-                raise StoreError(
-                    f"the disk is {fraction:.0%} full, and no shard is claimed from {guard.limit(folder):.0%} on",
-                    where=str(folder),
-                    fix="free space there, or set extract.scratch to a larger disk",
-                )
-            task.advance(0, f"waiting for space: {folder} is {fraction:.0%} full")
-            self._pipeline.wait(min(self._poll, 1.0))
-            self._pipeline.check()
-            if self._pipeline.stop.is_set():
-                return False
+        with self._pipeline.waiting.on("disk"):
+            while (found := guard.full()) is not None:
+                folder, fraction = found
+                if time.monotonic() - begin >= self._settings.disk_wait_s:
+                    raise StoreError(
+                        f"the disk is {fraction:.0%} full, and no shard is claimed from {guard.limit(folder):.0%} on",
+                        where=str(folder),
+                        fix="free space there, or set extract.scratch to a larger disk",
+                    )
+                task.advance(0, f"waiting for space: {folder} is {fraction:.0%} full")
+                self._pipeline.wait(min(self._poll, 1.0))
+                self._pipeline.check()
+                if self._pipeline.stop.is_set():
+                    return False
         self.waited_s += time.monotonic() - begin
         return True
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafthouse.loop.tiny import embedded_target
 from drafthouse.states import ExtractSettings, run_worker
 from drafthouse.store import Store
+from drafthouse.target import Target
 from tests.doubles.extraction import MemoryCorpus, TinyTaps
 from tests.fixtures_s3 import seaweed
 
@@ -27,6 +29,18 @@ def store() -> Store:
 @pytest.fixture
 def target() -> TinyTaps:
     return TinyTaps()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Target:
+    """The target of the package, which the doubles of served engines run."""
+    return Target.load(embedded_target())
+
+
+@pytest.fixture(scope="session")
+def described() -> Target:
+    """The same without weights: what a worker has whose states a server computes."""
+    return Target.load(embedded_target(), weights=False)
 
 
 @pytest.fixture

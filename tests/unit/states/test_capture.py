@@ -48,6 +48,16 @@ def test_batches_of_similar_length_waste_little() -> None:
     assert padded < 1.2 * sum(lengths)
 
 
+def test_short_samples_are_padded_more_finely_than_long_ones() -> None:
+    settings = ExtractSettings(max_tokens=2048, batch_tokens=4096, rows=16, pad_multiple=64)
+    assert [batch.length for batch in plan([5], settings)] == [8]
+    assert [batch.length for batch in plan([65], settings)] == [80]
+    assert [batch.length for batch in plan([1001], settings)] == [1024]
+    lengths = [int(n) for n in np.random.RandomState(0).randint(16, 33, 200)]
+    padded = sum(len(batch.samples) * batch.length for batch in plan(lengths, settings))
+    assert padded < 1.2 * sum(lengths)
+
+
 def test_captured_states_are_those_of_each_sample_alone(
     target: TinyTaps, corpus: MemoryCorpus, settings: ExtractSettings, shard: list[ShardSample]
 ) -> None:
@@ -100,6 +110,7 @@ def _repeated_row(out: Tensor) -> None:
     out[:, :, 1] = out[0, 0, 1]
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -117,9 +128,10 @@ def test_wrong_states_are_named(
     shard: list[ShardSample],
     spoil: Callable[[Tensor], None],
     sentence: str,
+    dtype: str,
 ) -> None:
     target.spoil = spoil
-    capture = Capture(target, spec_of(target, corpus, settings))
+    capture = Capture(target, spec_of(target, corpus, settings.model_copy(update={"dtype": dtype})))
     with pytest.raises(StatesError, match=f"shard 7: {sentence}"):
         capture.run(shard, Batch((0, 1, 2), 64)).wait("shard 7")
 

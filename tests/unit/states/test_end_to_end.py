@@ -62,6 +62,39 @@ def test_states_of_the_store_are_those_of_the_target(target: Target, corpus: Cor
         torch.testing.assert_close(logits, states.logits[0], rtol=0.05, atol=0.05)
 
 
+def test_fp8_keeps_the_states_within_a_sixteenth_in_half_of_the_bytes(
+    target: Target, corpus: CorpusReader, tmp_path: Path
+) -> None:
+    store = Store.open(str(tmp_path / "states"))
+    for dtype in ("bf16", "fp8"):
+        settings = ExtractSettings(layer_ids=(0, 1, 3), dtype=dtype, scratch=str(tmp_path))
+        run_worker(store, dtype, corpus, target, settings)
+    wide, narrow = (StatesReader(store, dtype) for dtype in ("bf16", "fp8"))
+    for index in range(len(wide)):
+        exact, rounded = wide.sample(index), narrow.sample(index)
+        assert rounded.hidden_states.dtype == torch.bfloat16
+        for one, other in (
+            (exact.hidden_states, rounded.hidden_states),
+            (exact.last_hidden_state, rounded.last_hidden_state),
+        ):
+            error = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1)
+            assert 0 < float(error.max()) < 1 / 16
+    sizes = {dtype: _data_bytes(store, dtype) for dtype in ("bf16", "fp8")}
+    tokens, width = corpus.manifest.tokens, 32
+    assert sizes["bf16"] - sizes["fp8"] == tokens * 4 * (width - 4), "a byte an entry less, four bytes a scale more"
+    batch = next(narrow.batches(4, seed=0))
+    assert batch.hidden_states.dtype == batch.last_hidden_state.dtype == torch.bfloat16
+
+
+def _data_bytes(store: Store, run: str) -> int:
+    """Bytes of all tensors of a run's shards, without headers."""
+    total = 0
+    for info in store.list(f"runs/{run}/data"):
+        data = store.get(info.key)
+        total += len(data) - 8 - int.from_bytes(data[:8], "little")
+    return total
+
+
 def test_a_layer_that_the_target_lacks(target: Target, corpus: CorpusReader) -> None:
     ids = torch.ones(1, 4, dtype=torch.int64)
     with pytest.raises(TargetError, match="decoder layers 0 to 3"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from drafthouse.errors import StatesError
 from drafthouse.states.pressure import ByteBudget, DiskGuard
-from drafthouse.states.scratch import scratch
+from drafthouse.states.scratch import _remove_if_abandoned, scratch
 
 
 def _blocked(budget: ByteBudget, count: int) -> tuple[threading.Thread, threading.Event]:
@@ -169,6 +170,29 @@ def test_scratch_disappears_and_removes_what_the_dead_left(tmp_path: Path) -> No
             assert second != living
             assert (living / "shard").exists(), "a living worker's directory is not touched"
         assert [path.name for path in tmp_path.iterdir()] == [living.name]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scratch_that_another_start_sweeps_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, swept = fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            [folder] = tmp_path.iterdir()
+            swept.append(folder)
+            monkeypatch.setattr(fcntl, "flock", take)
+            _remove_if_abandoned(folder)
+            monkeypatch.setattr(fcntl, "flock", flock)
+        take(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with scratch(str(tmp_path)) as living:
+        assert living not in swept
+        assert [path.name for path in tmp_path.iterdir()] == [living.name]
+        (living / "shard").write_bytes(b"x")
+    assert len(swept) == 1
     assert list(tmp_path.iterdir()) == []
 
 

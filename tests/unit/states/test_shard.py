@@ -37,7 +37,7 @@ def _states(samples: list[ShardSample], order: list[int]) -> tuple[Tensor, Tenso
 def _write(path: Path, spec: StatesSpec, samples: list[ShardSample]) -> ShardFile:
     file = ShardFile(path, spec, samples)
     for order in ([3, 0], [4], [1, 2]):
-        file.write(*_states(samples, order), order)
+        file.write(_states(samples, order), order)
     return file
 
 
@@ -54,8 +54,9 @@ def test_states_land_in_their_places_in_any_order(tmp_path: Path, spec: StatesSp
         for index in order:
             begin, end = opened.offsets[index], opened.offsets[index + 1]
             assert end - begin == len(samples[index].input_ids)
-            assert torch.equal(opened.hidden_states[begin:end], hidden[row : row + end - begin])
-            assert torch.equal(opened.last_hidden_state[begin:end], last[row : row + end - begin])
+            found, found_last = opened.states(begin, end)
+            assert torch.equal(found, hidden[row : row + end - begin])
+            assert torch.equal(found_last, last[row : row + end - begin])
             assert np.array_equal(opened.input_ids[begin:end].numpy(), samples[index].input_ids)
             assert np.array_equal(opened.loss_mask[begin:end].numpy(), samples[index].loss_mask)
             row += end - begin
@@ -81,7 +82,7 @@ def test_the_same_states_give_the_same_bytes(tmp_path: Path, spec: StatesSpec, s
 
 def test_a_shard_with_holes_is_not_finished(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     file = ShardFile(tmp_path / "s", spec, samples)
-    file.write(*_states(samples, [0]), [0])
+    file.write(_states(samples, [0]), [0])
     with pytest.raises(StatesError, match="tokens have no states"):
         file.finish()
     file.abort()
@@ -91,7 +92,7 @@ def test_a_shard_with_holes_is_not_finished(tmp_path: Path, spec: StatesSpec, sa
 def test_states_and_tokens_must_match(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
     file = ShardFile(tmp_path / "s", spec, samples)
     with pytest.raises(StatesError, match="states for"):
-        file.write(*_states(samples, [0, 1]), [0])
+        file.write(_states(samples, [0, 1]), [0])
     file.abort()
 
 
@@ -113,12 +114,13 @@ def test_a_shard_of_another_spec_is_refused(tmp_path: Path, spec: StatesSpec, sa
 
 
 def test_a_loaded_shard_does_not_need_its_file(tmp_path: Path, spec: StatesSpec, samples: list[ShardSample]) -> None:
-    _write(tmp_path / "s", spec, samples).finish()
+    file = _write(tmp_path / "s", spec, samples)
+    file.finish()
     opened = OpenShard(tmp_path / "s", spec, "s")
-    before = opened.hidden_states.clone()
+    before = opened.states(0, file.tokens)[0].clone()
     opened.load()
     (tmp_path / "s").write_bytes(bytes((tmp_path / "s").stat().st_size))
-    assert torch.equal(opened.hidden_states, before)
+    assert torch.equal(opened.states(0, file.tokens)[0], before)
 
 
 def test_cut_keeps_the_beginning() -> None:

@@ -52,7 +52,7 @@ def test_no_layer(target: TinyTaps, corpus: MemoryCorpus) -> None:
         ({"layer_ids": [1, 1]}, "must rise strictly"),
         ({"layer_ids": [-1, 1]}, "from 0 or more"),
         ({"rows": 0}, "rows"),
-        ({"dtype": "fp8"}, "dtype"),
+        ({"dtype": "fp4"}, "dtype"),
         ({"disk_low": 0.95}, "must not be above disk_high"),
         ({"shm_low": 0.95}, "must not be above shm_high"),
         ({"max_tokens": 4096, "batch_tokens": 1000}, "cannot hold one sample"),

@@ -220,9 +220,9 @@ def test_a_slow_writer_blocks_the_producer(
     ahead: list[int] = []
     write = ShardFile.write
 
-    def slowly(self: ShardFile, hidden: Tensor, last: Tensor, samples: Sequence[int]) -> None:
+    def slowly(self: ShardFile, parts: Sequence[Tensor], samples: Sequence[int]) -> None:
         time.sleep(0.03)
-        write(self, hidden, last, samples)
+        write(self, parts, samples)
         written.append(len(samples))
 
     monkeypatch.setattr(ShardFile, "write", slowly)
