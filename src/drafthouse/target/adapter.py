@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from drafthouse.config import digest_of
 from drafthouse.errors import TargetError
+from drafthouse.target import recurrence
 
 # Architecture in config.json -> path from the model to the text decoder that owns `layers` and `norm`.
 DECODER_PATH = {
@@ -52,6 +53,7 @@ class Target:
                 f"architecture {architecture} is not supported",
                 fix=f"use one of {', '.join(DECODER_PATH)}",
             )
+        recurrence.install()
         self.model = model.eval().requires_grad_(False)
         self.decoder = model.get_submodule(DECODER_PATH[architecture])
         self.layers = cast(nn.ModuleList, self.decoder.layers)
@@ -62,9 +64,18 @@ class Target:
 
     @classmethod
     def load(
-        cls, path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+        cls,
+        path: Path | str,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        weights: bool = True,
     ) -> Target:
         """Load a model folder (config.json, safetensors, tokenizer files).
+
+        Args:
+            weights: False for a target that somebody else computes: it has a shape, an identity and a tokenizer, on
+                the meta device.
 
         Raises:
             TargetError: the folder is missing, incomplete, damaged, or of an unknown architecture.
@@ -83,9 +94,14 @@ class Target:
             known = ", ".join(DECODER_PATH)
             raise TargetError(f"architecture {architecture} is not supported", where=where, fix=f"use {known}")
         try:
-            model, report = getattr(transformers, architecture).from_pretrained(
-                folder, dtype=dtype, output_loading_info=True
-            )
+            if weights:
+                model, report = getattr(transformers, architecture).from_pretrained(
+                    folder, dtype=dtype, output_loading_info=True
+                )
+            else:
+                with torch.device("meta"):
+                    model = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder))
+                report, device = {"missing_keys": []}, "meta"
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         except Exception as error:
             reason = " ".join(str(error).split())[:200]

@@ -226,7 +226,7 @@ def train_tiny(
     model = transformers.Qwen3_5ForCausalLM(config)
     initialise(model, training.seed)
     model.to(device).train()
-    optimizers = _optimizers(model, training)
+    optimizers = build_optimizers(model, training.muon_lr, training.adam_lr)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     curve: list[dict[str, Any]] = []
     tokens, began = 0, time.perf_counter()
@@ -265,7 +265,7 @@ def train_tiny(
     # What is stored is what is judged. Parameters only: rounded rotary frequencies would be another model.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float()
-    held = _held_out(model, held_out, pad_id, device) if held_out else None
+    held = held_out_accuracy(model, held_out, pad_id, device) if held_out else None
     report = {
         "shape": shape.model_dump(),
         "training": training.model_dump(),
@@ -281,19 +281,22 @@ def train_tiny(
         "curve": curve,
         **(provenance or {}),
     }
-    _write(model, tokenizer, out, report)
+    write_target(model, tokenizer, out, report)
     return report
 
 
-def _optimizers(model: nn.Module, training: TinyTraining) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    model: nn.Module, muon_lr: float, adam_lr: float, muon: Callable[..., torch.optim.Optimizer] = Muon
+) -> list[torch.optim.Optimizer]:
+    """Muon for hidden matrices, AdamW for embeddings, head, norms and convolutions."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         hidden = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
         (matrices if hidden else others).append(parameter)
     return [
-        Muon(matrices, lr=training.muon_lr),
-        torch.optim.AdamW(others, lr=training.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        muon(matrices, lr=muon_lr),
+        torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -306,7 +309,10 @@ def _step_loss(
 
 
 @torch.no_grad()
-def _held_out(model: nn.Module, samples: Sequence[Sample], pad_id: int, device: str | torch.device) -> dict[str, float]:
+def held_out_accuracy(
+    model: nn.Module, samples: Sequence[Sample], pad_id: int, device: str | torch.device
+) -> dict[str, float]:
+    """Mean loss and next-token accuracy over assistant tokens; puts the model into eval mode."""
     model.eval()
     losses, rights, counts = 0.0, 0.0, 0.0
     for start in range(0, len(samples), 32):
@@ -330,7 +336,8 @@ def check_replaceable(folder: Path) -> None:
         )
 
 
-def _write(model: Any, tokenizer: Any, out: Path, report: dict[str, Any]) -> None:
+def write_target(model: Any, tokenizer: Any, out: Path, report: dict[str, Any]) -> None:
+    """A model folder with its tokenizer and training.json, at once; one that `check_replaceable` allows is replaced."""
     staging, old = out.with_name(out.name + ".partial"), out.with_name(out.name + ".old")
     for leftover in (staging, old):  # of a run that was killed while it wrote
         shutil.rmtree(leftover, ignore_errors=True)
