@@ -31,9 +31,9 @@ def test_the_worker_captures_what_it_captures_on_the_cpu(
     pinned: list[bool] = []
     write = ShardFile.write
 
-    def watched(self: ShardFile, hidden: Tensor, last: Tensor, samples: Sequence[int]) -> None:
-        pinned.extend((hidden.is_pinned(), last.is_pinned()))
-        write(self, hidden, last, samples)
+    def watched(self: ShardFile, parts: Sequence[Tensor], samples: Sequence[int]) -> None:
+        pinned.extend(part.is_pinned() for part in parts)
+        write(self, parts, samples)
 
     monkeypatch.setattr(ShardFile, "write", watched)
     summary = run_worker(states, "device", corpus, on_device, extraction)

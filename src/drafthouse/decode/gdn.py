@@ -13,7 +13,7 @@ value_dim]`, g, beta `[rows, T, heads]`, state `[rows, heads, key_dim, value_dim
 heads share a key head, `heads / key_heads` of them.
 
 On CUDA `forest_forward` and `replay` run as the Triton kernels of `gdn_triton` where these take the shapes; what
-stands here is their definition, and what runs elsewhere.
+stands here is their definition, and what runs elsewhere. TRITON_INTERPRET=1 runs the kernels on the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -137,8 +138,8 @@ def per_node(inputs: DeltaInputs, state: Tensor, topology: Topology) -> Tensor:
 
 
 def _kernels(inputs: DeltaInputs, state: Tensor) -> ModuleType | None:
-    """The Triton kernels, where they can run."""
-    if state.device.type != "cuda":
+    """The Triton kernels, where they can run: on CUDA, and under Triton's interpreter on the CPU."""
+    if state.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None
     kernels = _import_kernels()
     return kernels if kernels is not None and kernels.supports(inputs, state) else None

@@ -5,9 +5,10 @@ after their ancestors, so A is strictly lower triangular whatever the forest loo
 its diagonal blocks and L what lies below them, U = D R - (D L) U:
 
 - `_prepare` computes what does not need the state, a tile a program: path sums of the log-decays, D, D L and the
-  output's attention P.
-- `_apply` reads its columns of S_0 once, forms R for all nodes, and finds U in as many products with D L as there
-  are blocks behind the first. Nothing else is serial; no state but S_0 is read, none is written.
+  output's attention P. With `Tiling.early` other programs of the same launch form the products of keys and queries
+  with S_0 meanwhile.
+- `_apply` reads its columns of S_0 once (or those products), forms R for all nodes, and finds U in as many products
+  with D L as there are blocks behind the first. Nothing else is serial; no state but S_0 is read, none is written.
 - `_replay` walks the accepted path with its columns of the state in registers: one read and one write of it.
 
 Node 0, the root of every draft tree, is treated apart: a budget of 64 drafts makes 65 nodes, and then fits blocks.
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from drafthouse.decode.gdn import DeltaInputs
 
 PRECISION = "tf32x3"
-# `_apply` holds all nodes of a head at once: more would not fit the registers, and take the PyTorch form.
-LONGEST = 129
+# `_apply` holds all nodes of a head at once: more would not fit the registers, and take the PyTorch form. Beyond 65
+# a block needs more shared memory than a GeForce has (99 KiB); an A100 and its successors have it.
+LONGEST, LONGEST_SMALL = 129, 65
+LARGE_SHARED_BYTES = 160 * 1024
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Tiling:
         nodes: nodes of a block, a power of two of at least 16.
         values: columns of the state that one program of `_apply` holds, at least 16.
         prepare_warps, apply_warps: warps of a program.
+        early: the products with the state are formed beside `_prepare`, and not by `_apply`.
         replay_values: columns of the state that one program of `_replay` holds.
     """
 
@@ -54,6 +58,7 @@ class Tiling:
     prepare_warps: int = 1
     apply_warps: int = 4
     replay_values: int = 8
+    early: bool = False
 
     @classmethod
     def of(cls, length: int) -> Tiling:
@@ -68,14 +73,31 @@ class Tiling:
         return cls(nodes=32, prepare_warps=4, apply_warps=8)
 
 
+def cut(length: int, value_dim: int, tiling: Tiling) -> tuple[int, int, int, int]:
+    """Nodes behind the root in whole blocks, these blocks, their tiles up to the diagonal, and parts of the state."""
+    after_root = max(triton.next_power_of_2(length - 1), tiling.nodes)
+    blocks = max(triton.cdiv(length - 1, tiling.nodes), 1)
+    return after_root, blocks, blocks * (blocks + 1) // 2, value_dim // min(tiling.values, value_dim)
+
+
+def longest(shared_bytes: int) -> int:
+    """Nodes of the longest pass on a device whose blocks may have `shared_bytes` of shared memory."""
+    return LONGEST if shared_bytes >= LARGE_SHARED_BYTES else LONGEST_SMALL
+
+
 def supports(inputs: DeltaInputs, state: Tensor) -> bool:
-    """Whether the kernels take these shapes; else the PyTorch form has to."""
+    """Whether the kernels take these shapes on this device; else the PyTorch form has to."""
     key_dim, value_dim = state.shape[-2:]
     dims_fit = all(dim >= 16 and dim & (dim - 1) == 0 and dim <= 256 for dim in (key_dim, value_dim))
     tensors = (*vars(inputs).values(), state)
+    most = LONGEST
+    if state.is_cuda:
+        device = torch.cuda.get_device_properties(state.device)
+        # ROCm's has no such attribute.
+        most = longest(getattr(device, "shared_memory_per_block_optin", device.shared_memory_per_block))
     return (
         dims_fit
-        and inputs.key.shape[1] <= LONGEST
+        and inputs.key.shape[1] <= most
         and all(x.dtype == torch.float32 and x.device == state.device for x in tensors)
         # The kernels have no backward pass.
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
@@ -91,11 +113,11 @@ def forest_forward(
     rows, length, heads, value_dim = value.shape
     key_heads, key_dim = key.shape[2:]
     tiling = tiling or Tiling.of(length)
-    after_root = max(triton.next_power_of_2(length - 1), tiling.nodes)
-    blocks = max(triton.cdiv(length - 1, tiling.nodes), 1)
+    after_root, blocks, tiles, parts = cut(length, value_dim, tiling)
     sums, from_root = g.new_empty(rows, heads, length), g.new_empty(rows * heads, 2, after_root)
     # Only tiles up to the diagonal are written, and only those are read.
     system, attention = g.new_empty(2, rows * heads, after_root, after_root)
+    starts = value.new_empty(rows * heads, 2, length if tiling.early else 0, value_dim)
     output, updates = torch.empty_like(value), value.new_empty(rows, heads, length, value_dim)
     visible = topology.visible.view(torch.uint8)
     shape: dict[str, Any] = {
@@ -103,6 +125,9 @@ def forest_forward(
         "HEADS": heads,
         "KEY_HEADS": key_heads,
         "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "VALUES": value_dim // parts,
+        "EARLY": tiling.early,
         # Whole operands of these products, in three pieces each, would not fit the registers.
         "CHUNK": min(key_dim, 32),
         "NODES": tiling.nodes,
@@ -110,14 +135,13 @@ def forest_forward(
         "PRECISION": PRECISION,
     }
     with torch.cuda.device_of(state):
-        _prepare[(blocks, blocks, rows * heads)](
-            query, key, g, beta, visible, *visible.stride(), sums, from_root, system, attention,
-            num_warps=tiling.prepare_warps, **shape,
+        _prepare[(tiles + parts if tiling.early else tiles, rows * heads)](
+            query, key, g, beta, visible, *visible.stride(), state, sums, from_root, system, attention, starts,
+            TILES=tiles, BLOCKS=blocks, num_warps=tiling.prepare_warps, **shape,
         )  # fmt: skip
-        values = min(tiling.values, value_dim)
-        _apply[(value_dim // values, rows * heads)](
-            query, key, value, g, beta, state, sums, from_root, system, attention, output, updates,
-            VALUE_DIM=value_dim, VALUES=values, num_warps=tiling.apply_warps, **shape,
+        _apply[(parts, rows * heads)](
+            query, key, value, g, beta, state, sums, from_root, system, attention, starts, output, updates,
+            num_warps=tiling.apply_warps, **shape,
         )  # fmt: skip
     return output, updates
 
@@ -180,15 +204,78 @@ def _unit_inverse(below, NODES: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _start(
+    query, key, state, head, part, length, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    CHUNK: tl.constexpr, VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys and queries times columns `part` of S_0: two tiles `[AFTER_ROOT, VALUES]`, and two rows of the root."""
+    row, key_head = head // HEADS, head % HEADS // (HEADS // KEY_HEADS)
+    nodes, dims = 1 + tl.arange(0, AFTER_ROOT), tl.arange(0, CHUNK)
+    inside = (nodes < length)[:, None]
+    state += head * KEY_DIM * VALUE_DIM + dims[:, None] * VALUE_DIM + (part * VALUES + tl.arange(0, VALUES))[None, :]
+    key += (row * length * KEY_HEADS + key_head) * KEY_DIM
+    query += (row * length * KEY_HEADS + key_head) * KEY_DIM
+    at = nodes[:, None] * (KEY_HEADS * KEY_DIM) + dims[None, :]
+    keys_start = tl.zeros((AFTER_ROOT, VALUES), dtype=tl.float32)
+    queries_start = tl.zeros((AFTER_ROOT, VALUES), dtype=tl.float32)
+    root_key_start = tl.zeros((CHUNK, VALUES), dtype=tl.float32)
+    root_query_start = tl.zeros((CHUNK, VALUES), dtype=tl.float32)
+    for chunk in range(0, KEY_DIM, CHUNK):
+        start = tl.load(state + chunk * VALUE_DIM)
+        keys = tl.load(key + at + chunk, mask=inside, other=0.0)
+        queries = tl.load(query + at + chunk, mask=inside, other=0.0)
+        keys_start = tl.dot(keys, start, keys_start, input_precision=PRECISION)
+        queries_start = tl.dot(queries, start, queries_start, input_precision=PRECISION)
+        root_key_start += start * tl.load(key + chunk + dims)[:, None]
+        root_query_start += start * tl.load(query + chunk + dims)[:, None]
+    return keys_start, queries_start, tl.sum(root_key_start, axis=0), tl.sum(root_query_start, axis=0)
+
+
+@triton.jit
 def _prepare(
-    query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention, length,
+    query, key, g, beta, visible, stride_r, stride_i, stride_j, state, sums, from_root, system, attention, starts,
+    length, TILES: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (TILES, rows * heads), a tile up to the diagonal each; EARLY: and value_dim / VALUES more behind them."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    if tile < TILES:
+        # Tiles are counted by rows: 0 is (0, 0), 1 and 2 are (1, 0) and (1, 1), and so on.
+        block = 0
+        for below in tl.static_range(1, BLOCKS):
+            block += (tile >= below * (below + 1) // 2).to(tl.int32)
+        _tile(
+            query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention,
+            head, block, tile - block * (block + 1) // 2, length,
+            HEADS, KEY_HEADS, KEY_DIM, CHUNK, NODES, AFTER_ROOT, PRECISION,
+        )  # fmt: skip
+    elif EARLY:
+        part = tile - TILES
+        keys_start, queries_start, root_key_start, root_query_start = _start(
+            query, key, state, head, part, length,
+            HEADS, KEY_HEADS, KEY_DIM, CHUNK, VALUE_DIM, VALUES, AFTER_ROOT, PRECISION,
+        )  # fmt: skip
+        nodes = 1 + tl.arange(0, AFTER_ROOT)
+        at, inside = nodes[:, None] * VALUE_DIM, (nodes < length)[:, None]
+        of_keys = starts + head * 2 * length * VALUE_DIM + part * VALUES + tl.arange(0, VALUES)
+        tl.store(of_keys, root_key_start)
+        tl.store(of_keys[None, :] + at, keys_start, mask=inside)
+        of_queries = of_keys + length * VALUE_DIM
+        tl.store(of_queries, root_query_start)
+        tl.store(of_queries[None, :] + at, queries_start, mask=inside)
+
+
+@triton.jit
+def _tile(
+    query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention,
+    head, block, earlier, length,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
     AFTER_ROOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, blocks, rows * heads): one tile a program."""
-    block, earlier, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if earlier > block:
-        return
+    """Tile (block, earlier) of the system and of the output's attention; with the diagonal's, what the root does."""
     row, value_head = head // HEADS, head % HEADS
     key_head = value_head // (HEADS // KEY_HEADS)
     place, dims = tl.arange(0, NODES), tl.arange(0, CHUNK)
@@ -238,25 +325,21 @@ def _prepare(
 
 @triton.jit
 def _apply(
-    query, key, value, g, beta, state, sums, from_root, system, attention, output, updates, length,
+    query, key, value, g, beta, state, sums, from_root, system, attention, starts, output, updates, length,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (value_dim / VALUES, rows * heads)."""
     part, head = tl.program_id(0), tl.program_id(1)
     row, value_head = head // HEADS, head % HEADS
-    key_head = value_head // (HEADS // KEY_HEADS)
-    place, dims, columns = tl.arange(0, AFTER_ROOT), tl.arange(0, CHUNK), part * VALUES + tl.arange(0, VALUES)
+    place, columns = tl.arange(0, AFTER_ROOT), part * VALUES + tl.arange(0, VALUES)
     nodes = 1 + place
     inside = nodes < length
-    state += head * KEY_DIM * VALUE_DIM + dims[:, None] * VALUE_DIM + columns[None, :]
-    key += (row * length * KEY_HEADS + key_head) * KEY_DIM
-    query += (row * length * KEY_HEADS + key_head) * KEY_DIM
     value += (row * length * HEADS + value_head) * VALUE_DIM
     output += (row * length * HEADS + value_head) * VALUE_DIM
     updates += head * length * VALUE_DIM
     gates = row * length * HEADS + value_head
-    at = nodes[:, None] * (KEY_HEADS * KEY_DIM) + dims[None, :]
     at_values = nodes[:, None] * (HEADS * VALUE_DIM) + columns[None, :]
     # Early, so that these travel while the products with the state are formed.
     values = tl.load(value + at_values, mask=inside[:, None], other=0.0)
@@ -265,28 +348,25 @@ def _apply(
     written = (block * NODES + 1 < length) & (other_block <= block)
     solver = tl.load(system + tile, mask=written, other=0.0)
 
-    keys_start = tl.zeros((AFTER_ROOT, VALUES), dtype=tl.float32)
-    queries_start = tl.zeros((AFTER_ROOT, VALUES), dtype=tl.float32)
-    root_key_start = tl.zeros((CHUNK, VALUES), dtype=tl.float32)
-    root_query_start = tl.zeros((CHUNK, VALUES), dtype=tl.float32)
-    root_attention = tl.zeros((CHUNK,), dtype=tl.float32)
-    for chunk in range(0, KEY_DIM, CHUNK):
-        start = tl.load(state + chunk * VALUE_DIM)
-        keys = tl.load(key + at + chunk, mask=inside[:, None], other=0.0)
-        queries = tl.load(query + at + chunk, mask=inside[:, None], other=0.0)
-        root_key = tl.load(key + chunk + dims)
-        root_query = tl.load(query + chunk + dims)
-        keys_start = tl.dot(keys, start, keys_start, input_precision=PRECISION)
-        queries_start = tl.dot(queries, start, queries_start, input_precision=PRECISION)
-        root_key_start += start * root_key[:, None]
-        root_query_start += start * root_query[:, None]
-        root_attention += root_query * root_key
+    if EARLY:
+        of_keys = starts + head * 2 * length * VALUE_DIM + columns
+        of_queries = of_keys + length * VALUE_DIM
+        at = nodes[:, None] * VALUE_DIM
+        root_key_start, root_query_start = tl.load(of_keys), tl.load(of_queries)
+        keys_start = tl.load(of_keys[None, :] + at, mask=inside[:, None], other=0.0)
+        queries_start = tl.load(of_queries[None, :] + at, mask=inside[:, None], other=0.0)
+    else:
+        keys_start, queries_start, root_key_start, root_query_start = _start(
+            query, key, state, head, part, length,
+            HEADS, KEY_HEADS, KEY_DIM, CHUNK, VALUE_DIM, VALUES, AFTER_ROOT, PRECISION,
+        )  # fmt: skip
 
     # Node 0 alone, so that the one node more than the budget costs no block of its own.
+    at_root = (row * length * KEY_HEADS + value_head // (HEADS // KEY_HEADS)) * KEY_DIM + tl.arange(0, KEY_DIM)
+    root_attention = tl.sum(tl.load(query + at_root) * tl.load(key + at_root), axis=0)
     root_gamma = tl.exp(tl.load(g + gates))
-    root_update = tl.load(value + columns) - root_gamma * tl.sum(root_key_start, axis=0)
-    root_update *= tl.load(beta + gates)
-    root_result = root_gamma * tl.sum(root_query_start, axis=0) + tl.sum(root_attention, axis=0) * root_update
+    root_update = (tl.load(value + columns) - root_gamma * root_key_start) * tl.load(beta + gates)
+    root_result = root_gamma * root_query_start + root_attention * root_update
     tl.store(updates + columns, root_update)
     tl.store(output + columns, root_result)
 
