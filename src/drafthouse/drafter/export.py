@@ -47,8 +47,9 @@ def save_drafter(
         `directory`.
 
     Raises:
-        DrafterError: the disk is full, or what was read back is not what was meant.
+        DrafterError: something else lies there, the disk is full, or what was read back is not what was meant.
     """
+    check_replaceable(directory)
     intended = model.config.to_hf_dict(_DTYPES[dtype])
     if trained:
         intended.setdefault("drafthouse", {})["trained"] = dict(trained)
@@ -59,6 +60,8 @@ def save_drafter(
         weights = {name: t.detach().to("cpu", dtype).contiguous() for name, t in model.state_dict().items()}
         save_file(weights, new / WEIGHTS, metadata={"format": "pt"})
         (new / CONFIG).write_text(json.dumps(intended, indent=2) + "\n", encoding="utf-8")
+        # safetensors writes for its owner alone; an engine often runs as somebody else.
+        (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         compare_config(intended, read_config(new), where=str(directory / CONFIG))
         check_tensors(new / WEIGHTS, model.config)
         for name in (WEIGHTS, CONFIG):
@@ -71,6 +74,18 @@ def save_drafter(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return directory
+
+
+def check_replaceable(directory: Path) -> None:
+    """Raise DrafterError when writing a drafter to `directory` would replace something that is not one."""
+    foreign: str | None = None
+    if directory.is_dir():
+        foreign = next((f.name for f in sorted(directory.iterdir()) if f.name not in {CONFIG, WEIGHTS}), None)
+    if foreign is not None or (directory.exists() and not directory.is_dir()):
+        held = f"this folder holds '{foreign}'" if foreign is not None else "this is a file"
+        raise DrafterError(
+            f"{held}, and a drafter replaces what lies there", where=str(directory), fix="give a folder of its own"
+        )
 
 
 def load_drafter(

@@ -23,6 +23,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 TILE = 128
 ENDLESS = 2**30
+# Left to itself, less than a tile of queries goes to a kernel for decoding, which has no configuration for such masks.
+_OPTIONS = {"BACKEND": "TRITON"}
 
 
 @cache
@@ -86,7 +88,8 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, m
     values = torch.cat([F.pad(v, (0, 0, 0, extra)), own_v.flatten(1, 2).transpose(1, 2)], dim=2)
     alone = q.is_cuda and not torch.compiler.is_compiling()  # not inside a layer that is compiled whole
     run: Any = _compiled(flex_attention) if alone else flex_attention
-    out: Tensor = run(q.flatten(1, 2).transpose(1, 2), keys, values, block_mask=mask, enable_gqa=heads != k.shape[1])
+    queries, shared = q.flatten(1, 2).transpose(1, 2), heads != k.shape[1]
+    out: Tensor = run(queries, keys, values, block_mask=mask, enable_gqa=shared, kernel_options=_OPTIONS)
     return out.transpose(1, 2).reshape(rows, anchors, block, heads * d)
 
 

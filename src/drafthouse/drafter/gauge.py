@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+
+from drafthouse.gpu import read_gpu, uuid_of
 
 GIB = 2**30
 
@@ -14,23 +14,21 @@ class Gauge:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._readings: dict[str, Callable[[], float]] = {}
-        if device.type == "cuda":
-            cuda = torch.cuda
-            self._readings = {
-                "gpu_memory_gib": lambda: cuda.memory_allocated(device) / GIB,
-                "gpu_memory_peak_gib": lambda: cuda.max_memory_allocated(device) / GIB,
-                "gpu_utilization_percent": lambda: float(cuda.utilization(device)),
-                "gpu_temperature_c": lambda: float(cuda.temperature(device)),
-                "gpu_power_w": lambda: cuda.power_draw(device) / 1000,
-            }
+        self._uuid = uuid_of(device)
 
     def read(self) -> dict[str, float]:
         """One reading, by name with unit."""
-        found: dict[str, float] = {}
-        for name, reading in list(self._readings.items()):
-            try:
-                found[name] = reading()
-            except Exception:  # NVML: the module, the library or the right to ask is missing; it will stay so
-                del self._readings[name]
-        return found
+        if self._uuid is None:
+            return {}
+        found: dict[str, float | None] = {
+            "gpu_memory_gib": torch.cuda.memory_allocated(self.device) / GIB,
+            "gpu_memory_peak_gib": torch.cuda.max_memory_allocated(self.device) / GIB,
+        }
+        told = read_gpu(self._uuid)
+        if told is not None:
+            found |= {
+                "gpu_utilization_percent": told.utilization_percent,
+                "gpu_temperature_c": told.temperature_c,
+                "gpu_power_w": told.power_w,
+            }
+        return {name: value for name, value in found.items() if value is not None}

@@ -8,8 +8,9 @@ die, and the sealed result does not depend on who answered what.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,9 @@ from drafthouse.corpus.records import TokenSample
 from drafthouse.corpus.shards import pack, unpack
 from drafthouse.decode import DecodeSettings, Stepper, decode
 from drafthouse.errors import CorpusError
-from drafthouse.progress import Progress
+from drafthouse.progress import Progress, Task
 from drafthouse.states.heartbeat import Heartbeat
-from drafthouse.states.worker import default_worker_id
+from drafthouse.states.worker import default_worker_id, told_to_stop
 from drafthouse.store import Board, Store
 from drafthouse.target import Target
 
@@ -50,6 +51,8 @@ class Answering:
     def work(self, target: Target, worker: str | None, progress: Progress) -> int:
         """Answer shards until all of them are done, by whomever; returns how many this worker committed.
 
+        SIGTERM (in the main thread) ends it after the prompts that it decodes just now; the lease is released.
+
         Raises:
             StatesError: the run was begun with another target, corpus or sampling.
             StoreError: the store cannot hold leases.
@@ -63,20 +66,25 @@ class Answering:
         name = worker or default_worker_id()
         stepper, committed, shown = Stepper(target), 0, 0
         with (
+            told_to_stop() as told,
             progress.task("answers of the target", len(names)) as task,
             Heartbeat(board, str(target.device)) as heartbeat,
         ):
-            while remaining := board.remaining(names):
+            while (remaining := board.remaining(names)) and not told.is_set():
                 task.advance(len(names) - len(remaining) - shown)
                 shown = len(names) - len(remaining)
                 if self.still_ours is not None:
                     self.still_ours()
                 lease = board.claim(remaining, name)
                 if lease is None:
-                    time.sleep(min(1.0, self.ttl_s / 5))
+                    told.wait(min(1.0, self.ttl_s / 5))
                     continue
                 heartbeat.hold(lease)
-                samples = self._answer(stepper, reader.shard(lease.shard))
+                try:
+                    samples = self._answer(stepper, reader.shard(lease.shard), _Until(told))
+                except _StoppedError:
+                    heartbeat.drop(lease, board.release)
+                    break
                 data = pack(samples, reader.manifest.tokenizer_sha256)
                 board.objects.put(board.data_key(lease), data)
                 committed += board.commit(
@@ -87,7 +95,7 @@ class Answering:
                     extra={"samples": len(samples)},
                 )
                 heartbeat.drop(lease)
-            task.advance(len(names) - shown)
+            task.advance(len(names) - len(board.remaining(names)) - shown)
         return committed
 
     def seal(self, target: Target) -> Manifest:
@@ -129,9 +137,9 @@ class Answering:
             "decode": self.settings.model_dump(mode="json", exclude={"rows"}),
         }
 
-    def _answer(self, stepper: Stepper, samples: list[TokenSample]) -> list[TokenSample]:
+    def _answer(self, stepper: Stepper, samples: list[TokenSample], until: _Until) -> list[TokenSample]:
         prompts = [prompt_of(sample) for sample in samples]
-        generations = decode(stepper, None, prompts, self.settings)
+        generations = decode(stepper, None, prompts, self.settings, progress=until)
         answered = []
         for sample, prompt, generation in zip(samples, prompts, generations, strict=True):
             ids = np.concatenate([prompt, np.array(generation.tokens, dtype=np.int32)])
@@ -139,6 +147,25 @@ class Answering:
             mask[len(prompt) :] = 1
             answered.append(TokenSample(sample.id, sample.kind, ids, mask))
         return answered
+
+
+class _StoppedError(Exception):
+    """The worker was told to stop."""
+
+
+@dataclass(frozen=True)
+class _Until:
+    """A progress that ends the work that reports to it: decoding does so after every batch of prompts."""
+
+    told: threading.Event
+
+    @contextmanager
+    def task(self, description: str, total: float | None) -> Iterator[Task]:
+        yield self
+
+    def advance(self, steps: float = 1, note: str | None = None) -> None:
+        if self.told.is_set():
+            raise _StoppedError
 
 
 def prompt_of(sample: TokenSample) -> np.ndarray:

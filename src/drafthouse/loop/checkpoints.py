@@ -41,6 +41,8 @@ from drafthouse.store.body import to_body
 from drafthouse.store.translate import explain
 
 TICK_S, PROGRESS_EVERY_S, METRICS_EVERY_S = 0.5, 2.0, 10.0
+# A step, or an evaluation, may take minutes; whoever looks must see that the training lives.
+ALIVE_EVERY_S = 20.0
 # Longer than the second in which S3 tells time.
 SETTLE_S = 3.0
 
@@ -86,6 +88,7 @@ class Copies(Observer):
         self._said |= {"state": "training", "finished": False}
         self._steps = steps
         self._told: dict[str, Any] = {}
+        self._told_at = 0.0
         self._told_bytes = -1
         self._passed_over: set[Committed] = set()
         self._uploader = Uploader(folder / _UPLOADS, self._publish)
@@ -324,10 +327,10 @@ class Copies(Observer):
         self._tell()
 
     def _tell(self) -> None:
-        said = dict(self._said)
-        if said != self._told:
+        said, now = dict(self._said), time.monotonic()
+        if said != self._told or now - self._told_at >= ALIVE_EVERY_S:
             self._store.put(f"progress/{self._epoch}", to_body(said))
-            self._told = said
+            self._told, self._told_at = said, now
 
     def _tell_curve(self) -> None:
         file = self._folder / METRICS

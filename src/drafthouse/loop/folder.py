@@ -44,6 +44,7 @@ FREE = (
     "workers",
     "target.device",
     "answers.rows",
+    "extract.engine*",
     "extract.rows",
     "extract.batch_tokens",
     "extract.pad_multiple",

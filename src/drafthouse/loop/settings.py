@@ -12,12 +12,14 @@ from drafthouse.config import Settings
 from drafthouse.corpus import CorpusSettings
 from drafthouse.decode.evaluate import EvaluateSettings
 from drafthouse.drafter.config import DrafterShape
+from drafthouse.drafter.losses import LossSettings
 from drafthouse.drafter.trainer import TrainSettings
 from drafthouse.loop.tiny import TargetSettings
 from drafthouse.states.settings import ExtractSettings
 
 DEMO_RUN_FILE = Path(str(files("drafthouse.loop") / "demo.yml"))
-
+# What reports compare with: DFlash's own recipe (arXiv 2602.06036).
+HARD_DECAY = LossSettings(soft_weight=0.0, weights="decay")
 
 # A recipe's name is a folder, a part of file names and of the path of a key.
 RecipeName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -54,7 +56,7 @@ class RunSettings(Settings):
     workers: int = Field(2, ge=1, description="extraction workers that the demo starts")
     drafter: DrafterShape = Field(default_factory=DrafterShape)
     train: dict[RecipeName, TrainSettings] = Field(
-        default_factory=lambda: {"baseline": TrainSettings(), "ours": TrainSettings()},
+        default_factory=lambda: {"baseline": TrainSettings(loss=HARD_DECAY), "ours": TrainSettings()},
         description="one drafter for each named recipe; reports compare 'baseline' and 'ours'",
     )
     probe: ProbeSettings = Field(default_factory=ProbeSettings)

@@ -30,6 +30,7 @@ from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
 from drafthouse.loop.training import train_kept
 from drafthouse.progress import Progress
 from drafthouse.states import ExtractSettings, StatesReader, WorkerSummary, run_worker
+from drafthouse.states.protocols import Taps
 from drafthouse.states.worker import default_worker_id
 from drafthouse.store import Store
 from drafthouse.target import Target
@@ -37,16 +38,20 @@ from drafthouse.target import Target
 CORPUS, ANSWERS, STATES = "corpus", "answers", "states"
 
 
-def load_target(run: RunFolder) -> Target:
-    """The target of the run: the embedded one, a folder, or the one that was trained from scratch."""
+def load_target(run: RunFolder, *, weights: bool = True) -> Target:
+    """The target of the run: the embedded one, a folder, or the one that was trained from scratch.
+
+    Args:
+        weights: False: only what it is, see `Target.load`.
+    """
     settings = run.settings.target
     torch.set_num_threads(run.settings.threads)
     if settings.from_scratch:
         if not (run.target_path() / "config.json").exists():
             raise ConfigError("the target has not been trained yet", where=str(run.target_path()), fix="train it first")
-        return Target.load(run.target_path(), device=own_device(settings.device))
+        return Target.load(run.target_path(), device=own_device(settings.device), weights=weights)
     path = embedded_target() if settings.path == EMBEDDED else settings.path
-    return Target.load(path, device=own_device(settings.device))
+    return Target.load(path, device=own_device(settings.device), weights=weights)
 
 
 def own_device(device: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -129,11 +134,23 @@ def extract_settings(run: RunFolder, target: Target) -> ExtractSettings:
 def extract(run: RunFolder, target: Target, worker: str | None, progress: Progress) -> WorkerSummary:
     """Work on the hidden states of the answered corpus until all its shards are committed.
 
+    Args:
+        target: may be without weights when `extract.engine` names a server.
+
     Raises:
         FencedError: the job that this worker belongs to was moved elsewhere; its leases are released.
     """
     settings = extract_settings(run, target)
-    return run_worker(run.store, STATES, answers(run), target, settings, worker, progress, still_ours=_still_ours(run))
+    taps: Taps = target
+    if settings.engine.kind == "vllm":
+        from drafthouse.states.vllm import VllmTaps
+
+        taps = VllmTaps(target, settings.engine, settings.layer_ids)
+    elif settings.engine.kind == "sglang":
+        from drafthouse.states.sglang import SglangTaps
+
+        taps = SglangTaps(target, settings.engine, settings.layer_ids)
+    return run_worker(run.store, STATES, answers(run), taps, settings, worker, progress, still_ours=_still_ours(run))
 
 
 def check_recipe(run: RunFolder, name: str) -> None:

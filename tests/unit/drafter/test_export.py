@@ -56,9 +56,21 @@ def test_round_trip(tmp_path: Path, dtype: torch.dtype) -> None:
     assert {t.dtype for t in load_file(path / WEIGHTS).values()} == {dtype}
 
 
-def test_saving_again_replaces_the_whole_folder(tmp_path: Path) -> None:
+def test_whoever_reads_the_config_reads_the_weights(tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", DFlashDrafter(tiny_config()))
+    config, weights = (folder / name for name in ("config.json", "model.safetensors"))
+    assert weights.stat().st_mode == config.stat().st_mode
+
+
+def test_nothing_but_a_drafter_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "models" / "other").mkdir(parents=True)
+    with pytest.raises(DrafterError, match="this folder holds 'other'"):
+        save_drafter(tmp_path / "models", DFlashDrafter(tiny_config()))
+    assert (tmp_path / "models" / "other").is_dir()
+
+
+def test_saving_again_replaces_the_drafter(tmp_path: Path) -> None:
     save_drafter(tmp_path / "d", drafter())
-    (tmp_path / "d" / "dflash.py").write_text("stale")
     save_drafter(tmp_path / "d", drafter(block_size=6))
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [CONFIG, WEIGHTS]
     assert load_drafter(tmp_path / "d").config.block_size == 6

@@ -160,7 +160,7 @@ def test_micro_batches_add_up_exactly() -> None:
 
 def test_metrics_count_what_they_say() -> None:
     data = batch()
-    loss = compute(data, LossSettings(), entropy=True)
+    loss = compute(data, LossSettings(soft_weight=0.0, weights="decay"), entropy=True)
     summary = loss.sums.summary()
     right, labels = torch.zeros(BLOCK - 1), torch.zeros(BLOCK - 1)
     streaks, expected, entropy, blocks = 0.0, 0.0, 0.0, 0
@@ -251,7 +251,7 @@ def test_dynamic_weights_by_hand() -> None:
 
 def test_settings_that_contradict_themselves() -> None:
     with pytest.raises(ValidationError, match="'overlap' needs the target's distribution"):
-        LossSettings(weights="streak", acceptance="overlap")
+        LossSettings(soft_weight=0.0, weights="streak", acceptance="overlap")
     with pytest.raises(ValidationError, match="streak_decay has no meaning with weights 'dpace'"):
         LossSettings(weights="dpace", streak_decay=True)
     data, soft = batch(), LossSettings(soft_weight=0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from drafthouse.drafter.metrics import read_metrics
 from drafthouse.drafter.parallel import Ranks
 from drafthouse.drafter.trainer import TrainSettings, _check_parallel, train
 from drafthouse.errors import DrafterError
+from tests.ports import free_port
 from tests.unit.drafter.doubles import Batch, Head, Source, tiny_config
 
 ROOT = Path(__file__).parents[3]
@@ -56,13 +56,10 @@ def run(out: Path, rows: int, parallel: str, stop_at: int = 10**6) -> Any:
 
 def launch(out: Path, parallel: str, *, stop_at: int = 10**6) -> None:
     """This file as two processes, under the environment that torchrun sets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     environment = os.environ | {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     }

@@ -144,7 +144,9 @@ def test_training_generalises_and_reports(tmp_path: Path) -> None:
 def test_accumulation_is_the_sum_over_micro_batches(tmp_path: Path) -> None:
     """Two micro-batches of unequal weight: the step is the gradient of sum w l / sum w over both."""
     config, head, source = setup()
-    chosen = settings(steps=1, rows=2, accumulate=2, optimizer={"lr": 1e-3, "clip": 1e9, "weight_decay": 0.0})
+    hard = LossSettings(soft_weight=0.0, weights="decay")
+    optimizer = {"lr": 1e-3, "clip": 1e9, "weight_decay": 0.0}
+    chosen = settings(steps=1, rows=2, accumulate=2, optimizer=optimizer, loss=hard.model_dump())
     result = train(source, head, config, chosen, tmp_path)
     model = DFlashDrafter(config)
     model.reset_parameters(chosen.seed)
@@ -155,11 +157,10 @@ def test_accumulation_is_the_sum_over_micro_batches(tmp_path: Path) -> None:
         tokens = block_tokens(batch.input_ids, anchors, config.block_size, config.mask_token_id)
         positions = torch.arange(24).expand(2, 24).masked_fill(torch.arange(24) >= batch.lengths[:, None], -1)
         hidden = model(batch.hidden_states, head.embed(tokens), anchors, positions)
-        loss = block_loss(hidden, anchors, batch.input_ids, batch.loss_mask, head.lm_head, LossSettings())
+        loss = block_loss(hidden, anchors, batch.input_ids, batch.loss_mask, head.lm_head, hard)
         numerator, weight = numerator + loss.numerator, weight + loss.weight
     (numerator / weight).backward()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    optimizer.step()
+    torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
     row = read_metrics(result.metrics)[0]
     assert row["loss"] == pytest.approx(float((numerator / weight).detach()), rel=1e-5)
     norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
@@ -324,7 +325,7 @@ def test_resuming_under_other_settings_is_refused(tmp_path: Path) -> None:
     train(source, head, config, settings(), tmp_path)
     before = sorted(tmp_path.rglob("*"))
     changed = settings(optimizer={"lr": 1e-5}, loss={"soft_weight": 0.5})
-    with pytest.raises(DrafterError, match=r"train.loss.soft_weight: 0.0 → 0.5; train.optimizer.lr: 0.0006 → 1e-05"):
+    with pytest.raises(DrafterError, match=r"train.loss.soft_weight: 1.0 → 0.5; train.optimizer.lr: 0.0006 → 1e-05"):
         train(source, head, config, changed, tmp_path)
     with pytest.raises(DrafterError, match=r"drafter.rope_theta: 10000000.0 → 5.0"):
         train(source, head, tiny_config(rope_theta=5.0), settings(), tmp_path)

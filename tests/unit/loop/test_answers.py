@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -93,6 +95,19 @@ class TestWorkers:
         assert quick.work(target, "living", Silent()) == 3
         assert [marker.epoch for marker in board.all_done() if marker.shard == names[0]] == [2]
         assert {marker.worker for marker in board.all_done()} == {"living"}
+
+    def test_sigterm_gives_the_lease_back_at_once(self, job: Answering, target: Target) -> None:
+        claims: list[int] = []
+
+        def told() -> None:
+            claims.append(len(claims))
+            if len(claims) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        assert dataclasses.replace(job, still_ours=told).work(target, "told", Silent()) == 1
+        board = Board(job.store, job.run, ttl_s=job.ttl_s)
+        assert board.held() == [], "nobody has to wait for it to go stale"
+        assert job.work(target, "heir", Silent()) == 2
 
     def test_nothing_is_answered_twice(self, job: Answering, target: Target) -> None:
         assert job.work(target, "first", Silent()) == 3
