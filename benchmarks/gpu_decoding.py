@@ -27,6 +27,7 @@ from drafthouse.decode.graphs import GraphDecoder
 from drafthouse.drafter import DFlashDrafter, load_drafter
 from drafthouse.target import Target
 
+HOW = ("CUDA graphs", "eager")
 BUDGETS: dict[str, int | None] = {"chain": None, "tree 16": 16, "tree 32": 32, "tree 64": 64}
 
 
@@ -34,8 +35,7 @@ def timed(
     way: Callable[[np.ndarray, int], Generation], prompts: list[np.ndarray], count: int
 ) -> tuple[float, list[Generation]]:
     """Seconds after prefill, and the texts. Prefill's time is that of a generation of one token."""
-    for prompt in prompts:  # kernels of every length, and graphs
-        way(prompt, count)
+    way(max(prompts, key=len), count)  # kernels and graphs
     total, texts = 0.0, []
     for prompt in prompts:
         times = []
@@ -55,7 +55,8 @@ def main() -> None:
     parser.add_argument("kept", type=Path, help="the folder that gpu_ablation.py --keep left")
     parser.add_argument("--recipe", help="whose drafter; none: the one with the longest chain in --ablation")
     parser.add_argument("--ablation", type=Path, default=Path(__file__).parent / "results" / "gpu_ablation.json")
-    parser.add_argument("--each", type=int, default=2, help="prompts of each kind")
+    parser.add_argument("--each", type=int, default=1, help="prompts of each kind")
+    parser.add_argument("--how", nargs="+", choices=HOW, default=list(HOW))
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_decoding.json")
     args = parser.parse_args()
@@ -74,7 +75,7 @@ def main() -> None:
     capacity = max(map(len, prompts)) + args.new_tokens + 1
     rows, count = Rows(0), args.new_tokens
 
-    for how in ("eager", "CUDA graphs"):
+    for how in args.how:
         rates: dict[str, float] = {}
         reference: list[Generation] = []
         for mode, budget in {"autoregressive": None, **BUDGETS}.items():

@@ -1,176 +1,142 @@
-"""Extraction at the shape of Qwen3.6-27B on one GPU: capture and writing against the plain forward and the naive way.
+"""Extraction at the shape of Qwen3.6-27B on one GPU: capture and writing against the plain forward, speculators' write
+path and the naive way; and by torchrun on several GPUs of one host against one.
 
-Random weights: only the time is measured. Every contender runs the same batches on the same model in one process,
-in turns, after a warm-up of each shape.
+Random weights: only the time is measured. Every contender runs the same batches on the same model in one process, after
+a warm-up of its kernels; what was written is deleted as soon as it is whole, as a consumer would move it on. Everything
+is measured with each implementation of the gated delta rule that is here (`drafthouse.target.recurrence`: our chunks,
+and flash-linear-attention's kernels where installed); the naive way runs transformers' reference where they are not.
 
-python benchmarks/gpu_extraction.py                      # leaves benchmarks/results/gpu_extraction.json
-python benchmarks/gpu_extraction.py --device cpu --small --out /tmp/rows.json
+python benchmarks/gpu_extraction.py --folder /dev/shm    # leaves benchmarks/results/gpu_extraction.json
+torchrun --nproc-per-node 2 benchmarks/gpu_extraction.py --folder /dev/shm     # leaves .../gpu_extraction_ranks.json
+python benchmarks/gpu_extraction.py --device cpu --small --layers 4 --out /tmp/rows.json
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
+from extraction_ways import Contenders, rank, work
 from rows import Rows
+from shape27b import SEED, RandomCorpus, long_shards, taps_of, target_of
 
-from drafthouse.states import ExtractSettings, run_worker
-from drafthouse.states.capture import plan
+from drafthouse.states import ExtractSettings
 from drafthouse.store import Store
-from drafthouse.target import Target
+from drafthouse.target import Target, recurrence
+from drafthouse.target.recurrence import Kernel
 
-SEED = 0
-TAPS_27B = (1, 16, 31, 46, 61)  # the layers that the published drafter for Qwen3.6-27B reads
-SHAPE_27B = {
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "vocab_size": 248_320,
-}
-SHAPE_SMALL = SHAPE_27B | {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "vocab_size": 512,
-}
+NAIVE_SAMPLES = 32  # the naive way takes a sample at a time: a few say how long each takes
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Random tokens in the form that the extraction takes."""
-
-    id: str
-    kind: str
-    input_ids: np.ndarray
-    loss_mask: np.ndarray
-
-
-@dataclass(frozen=True)
-class Manifest:
-    digest: str
-
-
-class RandomCorpus:
-    """Shards of random tokens; lengths are given, so that every contender gets the same work."""
-
-    def __init__(self, shards: Sequence[Sequence[int]], vocabulary: int) -> None:
-        random = np.random.default_rng(SEED)
-        self.manifest = Manifest("0" * 64)
-        self._shards = {
-            f"shard-{s:05d}": [
-                Sample(f"{s}-{i}", "random", random.integers(0, vocabulary, n, dtype=np.int32), np.ones(n, np.uint8))
-                for i, n in enumerate(lengths)
-            ]
-            for s, lengths in enumerate(shards)
-        }
-
-    @property
-    def shard_names(self) -> list[str]:
-        return list(self._shards)
-
-    def shard(self, name: str) -> list[Sample]:
-        return self._shards[name]
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(sample.input_ids) for shard in self._shards.values() for sample in shard)
-
-
-def target_of(small: bool, layers: int, device: str) -> Target:
-    """A hybrid of the 27B's shape with random weights, made on the device: 54 GB are not copied through the host."""
-    shape = SHAPE_SMALL if small else SHAPE_27B
-    config = Qwen3_5TextConfig(**shape, num_hidden_layers=layers, tie_word_embeddings=False)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    torch.manual_seed(SEED)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model = Qwen3_5ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
-    return Target(model, identity="random")
-
-
-def seconds(device: str, work: Callable[[], Any]) -> float:
-    if device != "cpu":
+def seconds(work: Callable[[], Any]) -> float:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     began = time.perf_counter()
     work()
-    if device != "cpu":
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
-class Contenders:
-    """Three ways over one corpus."""
+def one_gpu(rows: Rows, args: argparse.Namespace, target: Target, extract: ExtractSettings, folder: Path) -> None:
+    width, vocabulary = extract.batch_tokens // 8, int(target.config.vocab_size)
+    random = np.random.default_rng(SEED)
+    shards = long_shards(args.tokens // (64 if args.small else 1), width)
 
-    def __init__(self, target: Target, corpus: RandomCorpus, extract: ExtractSettings, folder: Path) -> None:
-        self.target, self.corpus, self.extract, self.folder = target, corpus, extract, folder
+    def over(lengths: list[list[int]]) -> Contenders:
+        return Contenders(target, RandomCorpus(lengths, vocabulary), extract, folder)
 
-    def ours(self) -> None:
-        store = Store.open(tempfile.mkdtemp(dir=self.folder))
-        run_worker(store, "run", self.corpus, self.target, self.extract, "bench")
+    long, some, warm = over(shards), over(shards[: max(2, len(shards) // 4)]), over(shards[:2])
+    # On short samples the naive way is bound by launches and ours by arithmetic: the ratio falls with their length.
+    shorts = {longest: random.integers(longest // 2, longest + 1, 512).tolist() for longest in (32, 128)}
+    count = 8 if args.small else NAIVE_SAMPLES
+    shape = f"{args.layers} layers, {'small' if args.small else '27B'} shape"
 
-    @torch.no_grad()
-    def plain(self) -> None:
-        """The forward alone, on the very batches that `ours` makes."""
-        for name in self.corpus.shard_names:
-            shard = self.corpus.shard(name)
-            for batch in plan([len(sample.input_ids) for sample in shard], self.extract):
-                ids = np.zeros((len(batch.samples), batch.length), dtype=np.int64)
-                for row, sample in enumerate(batch.samples):
-                    ids[row, : len(shard[sample].input_ids)] = shard[sample].input_ids
-                self.target.decoder(input_ids=torch.from_numpy(ids).to(self.target.device), use_cache=False)
+    def rate(contender: Contenders, way: str, kernel: Kernel) -> float:
+        with recurrence.forced(kernel):
+            found = contender.corpus.tokens / seconds(getattr(contender, way))
+        print(f"  {way} of {contender.corpus.tokens} tokens, {kernel}: {found:.0f} tokens/s", flush=True)
+        return found
 
-    @torch.no_grad()
-    def naive(self) -> None:
-        """One forward a sample, one copy a tap, one file a sample: how such pipelines usually begin."""
-        kept: dict[int, torch.Tensor] = {}
-        taps = [*self.extract.layer_ids, self.target.num_layers - 1]
+    for kernel in args.kernels:
+        label = f"{shape}, {kernel}"
+        usual: Kernel = "fla" if kernel == "fla" else "substitution"  # what transformers itself would run
+        for which in ("plain", "ours", "speculators"):
+            rate(warm, which, kernel)
+        plain, ours = rate(long, "plain", kernel), rate(long, "ours", kernel)
+        rows.add(
+            f"extraction: capture and write, {label}", ours, "tokens/s",
+            peer="plain forward of the same batches", ratio=ours / plain, bar=0.95,
+        )  # fmt: skip
+        rows.write(args.out)
+        rows.add(
+            f"extraction: capture and write, {label}", ours, "tokens/s",
+            peer="the same forward with speculators' write path", ratio=ours / rate(long, "speculators", kernel),
+        )  # fmt: skip
+        if usual != kernel:
+            rate(warm, "plain", usual)
+            rows.add(
+                f"extraction: capture and write, {label}", ours, "tokens/s",
+                peer="plain forward, transformers' reference kernel", ratio=ours / rate(some, "plain", usual),
+            )  # fmt: skip
+        for longest, lengths in shorts.items():
+            rate(over([lengths]), "ours", kernel)
+            rate(over([lengths[:4]]), "naive", usual)
+            fast, slow = rate(over([lengths]), "ours", kernel), rate(over([lengths[:count]]), "naive", usual)
+            rows.add(
+                f"extraction: samples of {longest // 2} to {longest} tokens, {label}", fast, "tokens/s",
+                peer="one forward, one copy a tap, one file a sample", ratio=fast / slow, bar=20.0,
+            )  # fmt: skip
+            rows.write(args.out)
+    size = (len(extract.layer_ids) + 1) * int(target.hidden_size) * 2
+    rows.add("extraction: bytes of a token", size, "bytes", peer="taps and last state in bf16", ratio=1.0)
+    if args.device != "cpu":
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        weights = target.parameters * 2 / 2**30
+        rows.add("extraction: peak device memory", peak, "GiB", peer="the weights alone", ratio=weights / peak)
+    rows.write(args.out)
 
-        def keep(layer: int) -> Callable[..., None]:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                kept[layer] = output if isinstance(output, torch.Tensor) else output[0]
 
-            return hook
+def many_ranks(rows: Rows, args: argparse.Namespace, target: Target, extract: ExtractSettings, folder: Path) -> None:
+    """The first rank alone, then all of them over a corpus that is larger by their number; one store."""
+    ranks, vocabulary = dist.get_world_size(), int(target.config.vocab_size)
+    shards = long_shards(args.tokens // (64 if args.small else 1), extract.batch_tokens // 8)
+    alone, together = RandomCorpus(shards, vocabulary), RandomCorpus(shards * ranks, vocabulary)
+    shared: list[Any] = [tempfile.mkdtemp(dir=folder) if rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    store = Store.open(shared[0])
+    kernel = args.kernels[0]
+    with recurrence.forced(kernel):
+        work(Store.open(tempfile.mkdtemp(dir=folder)), RandomCorpus(shards[:2], vocabulary), target, extract)
+        dist.barrier()
+        one = 0.0
+        if rank() == 0:
+            own = Store.open(tempfile.mkdtemp(dir=folder))
+            one = alone.tokens / seconds(lambda: work(own, alone, target, extract))
+        dist.barrier()
 
-        handles = [self.target.layers[i].register_forward_hook(keep(i)) for i in dict.fromkeys(taps)]
-        try:
-            for name in self.corpus.shard_names:
-                for sample in self.corpus.shard(name):
-                    ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None].to(self.target.device)
-                    self.target.decoder(input_ids=ids, use_cache=False)
-                    tensors = {f"layer_{i}": kept[i][0].to(torch.bfloat16).cpu().clone() for i in taps}
-                    save_file(tensors, self.folder / f"{sample.id}.safetensors")
-        finally:
-            for handle in handles:
-                handle.remove()
+        def all_of_them() -> None:
+            work(store, together, target, extract)
+            dist.barrier()
+
+        every = together.tokens / seconds(all_of_them)
+    if rank() == 0:
+        rows.add(
+            f"extraction: {ranks} GPUs of one host, {args.layers} layers, {kernel}", every, "tokens/s",
+            peer="one GPU", ratio=every / one, bar=0.95 * ranks,
+        )  # fmt: skip
+        rows.write(args.out)
 
 
 def main() -> None:
@@ -178,73 +144,30 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=64, help="decoder layers, a multiple of 4")
     parser.add_argument("--small", action="store_true", help="a small shape, to try the script on a CPU")
-    parser.add_argument("--tokens", type=int, default=98_304, help="tokens of the long corpus")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=200_000, help="tokens of the long corpus, for each rank")
+    parser.add_argument(
+        "--kernels", nargs="*", choices=recurrence.available(), default=recurrence.available()[:-1],
+        help="of the gated delta rule; none: all but the reference",
+    )  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where shards are written (none: the temporary directory)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_extraction.json")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-
-    rows = Rows(SEED)
-    taps = TAPS_27B if args.layers == 64 else tuple(sorted({1, args.layers // 2, args.layers - 3}))
-    target = target_of(args.small, args.layers, args.device)
-    vocabulary = int(target.config.vocab_size)
-    width = 128 if args.small else 2048
-    extract = ExtractSettings(layer_ids=taps, rows=64, batch_tokens=8 * width, max_tokens=8 * width)
-    random = np.random.default_rng(SEED)
-    long_shards, left = [], args.tokens // (16 if args.small else 1)
-    while left > 0:
-        lengths = random.integers(width // 2, width + 1, 8)
-        long_shards.append(lengths.tolist())
-        left -= int(lengths.sum())
-    # On short samples the naive way is bound by launches and ours by arithmetic: the ratio falls with their length.
-    shorts = {longest: random.integers(longest // 2, longest + 1, 256).tolist() for longest in (32, 128)}
-    label = f"{args.layers} layers, {'small' if args.small else '27B'} shape"
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
-        long = Contenders(target, RandomCorpus(long_shards, vocabulary), extract, folder)
-        short = {
-            longest: Contenders(target, RandomCorpus([lengths], vocabulary), extract, folder)
-            for longest, lengths in shorts.items()
-        }
-        print(f"{label}: {long.corpus.tokens} tokens in long samples", flush=True)
-        best: dict[str, float] = {}
-        contenders = {"long plain": long.plain, "long ours": long.ours}
-        for longest, each in short.items():
-            contenders |= {f"short {longest} naive": each.naive, f"short {longest} ours": each.ours}
-        for which, work in contenders.items():
-            print(f"warm-up, {which}: {seconds(args.device, work):.2f} s", flush=True)
-        for _ in range(args.repeats):
-            for which, work in contenders.items():
-                took = seconds(args.device, work)
-                best[which] = min(best.get(which, took), took)
-                print(f"{which}: {took:.2f} s", flush=True)
-                for written in folder.iterdir():  # the disk is small beside the states of a long corpus
-                    shutil.rmtree(written) if written.is_dir() else written.unlink()
-    tokens = long.corpus.tokens
-    rows.add(
-        f"extraction: capture and write, {label}",
-        tokens / best["long ours"],
-        "tokens/s",
-        peer="plain forward of the same batches",
-        ratio=best["long plain"] / best["long ours"],
-        bar=0.95,
-    )
-    for longest, each in short.items():
-        rows.add(
-            f"extraction: samples of {longest // 2} to {longest} tokens, {label}",
-            each.corpus.tokens / best[f"short {longest} ours"],
-            "tokens/s",
-            peer="one forward, one copy a tap, one file a sample",
-            ratio=best[f"short {longest} naive"] / best[f"short {longest} ours"],
-            bar=20.0,
-        )
-    size = (len(taps) + 1) * int(target.hidden_size) * 2
-    rows.add("extraction: bytes of a token", size, "bytes", peer="taps and last state in bf16", ratio=1.0)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    name = "gpu_extraction" if ranks == 1 else "gpu_extraction_ranks"
+    args.out = args.out or Path(__file__).parent / "results" / f"{name}.json"
+    if ranks > 1:
+        dist.init_process_group("gloo")
     if args.device != "cpu":
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        weights = target.parameters * 2 / 2**30
-        rows.add("extraction: peak device memory", peak, "GiB", peer="the weights alone", ratio=weights / peak)
-    rows.write(args.out)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    rows, width = Rows(SEED), 128 if args.small else 2048
+    target = target_of(args.small, args.layers, args.device)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        extract = ExtractSettings(
+            layer_ids=taps_of(args.layers), batch_tokens=8 * width, max_tokens=8 * width, scratch=folder
+        )
+        (one_gpu if ranks == 1 else many_ranks)(rows, args, target, extract, Path(folder))
+    if ranks > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

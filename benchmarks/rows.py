@@ -56,7 +56,7 @@ class Rows:
         what plots need beyond it."""
         row = {
             "name": name,
-            "value": round(value, 4),
+            "value": round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}"),
             "unit": unit,
             "peer": peer,
             "ratio": round(ratio, 3),

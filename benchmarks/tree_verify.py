@@ -3,7 +3,8 @@
 Random inputs at batch 1 (16 key heads, 48 value heads, 128 by 128 float32 states, 48 layers), each layer with its
 own tensors, so that no state stays in the L2 cache. Contenders, all timed in turns as replays of CUDA graphs:
 
-- ours: the ancestor-masked chunk form in Triton; commit by replay of the accepted path.
+- ours: the ancestor-masked chunk form in Triton; commit by replay of the accepted path. It is raced as it ships
+  (`Tiling.of`); other ways to cut its work are timed beside it, so that a better one is seen.
 - PyTorch: the same form in PyTorch operations.
 - per-node: one state a node, as SGLang 0.5.23 verifies trees: a program walks the nodes, loads the parent's state
   from the snapshots and stores its own; commit copies the accepted snapshot. In its layout (key dimension last),
@@ -29,14 +30,32 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rows import Rows
 
 from drafthouse.decode import gdn, gdn_triton
+from drafthouse.decode.gdn_triton import Tiling
 from drafthouse.decode.proposal import tree
 from drafthouse.decode.topology import Topology
 
 SEED = 0
 LAYERS, KEY_HEADS, HEADS, DIM = 48, 16, 48, 128
 STATE_BYTES = HEADS * DIM * DIM * 4
+BARRED = 65  # nodes of a tree of the usual budget, 64: the length that the bar is for, and that cuts are tried at
 BLOCK = 15  # positions that a drafter of block size 16 predicts
 ACCEPTED = 8  # nodes of a typical accepted path, the root included
+CUTS = [
+    Tiling(early=early, nodes=nodes, values=values, prepare_warps=prepare, apply_warps=apply)
+    for early, nodes, values, prepare, apply in (
+        (False, 16, 32, 4, 4),
+        (False, 32, 32, 4, 4),
+        (True, 16, 16, 4, 4),
+        (True, 16, 32, 2, 4),
+        (True, 16, 32, 4, 4),
+        (True, 32, 16, 4, 4),
+        (True, 32, 32, 4, 4),
+        (True, 64, 32, 4, 4),
+        (True, 64, 32, 8, 8),
+        (True, 32, 64, 4, 8),
+        (True, 16, 64, 4, 8),
+    )
+]
 CONFIGURATIONS = ((4, 1), (8, 1), (16, 1), (16, 2), (32, 4))  # columns of a program, warps
 
 
@@ -144,6 +163,15 @@ def timed(repeats: int, works: Sequence[Callable[[], object]]) -> list[Timing]:
     return [Timing(*torch.tensor(times, dtype=torch.float64).quantile(cuts).tolist()) for times in taken]
 
 
+def kernels(work: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of one call of each of our kernels by torch's profiler, eagerly launched: which one is slow."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    ours = [event for event in profile.key_averages() if event.key in {"_prepare", "_apply"}]
+    return {event.key: round(event.device_time_total / event.count, 2) for event in ours}
+
+
 def bandwidth(repeats: int) -> float:
     """Bytes/s of a pass over device memory, reads and writes counted."""
     source = torch.randn(2**29, device="cuda")
@@ -162,9 +190,12 @@ def check(layer: Layer, topology: Topology, snapshots: Tensor) -> tuple[float, f
     exact = gdn.DeltaInputs(**{name: x.double() for name, x in vars(layer.inputs).items()})
     expected = gdn.per_node(exact, layer.state.double(), topology)
     ours = relative(gdn_triton.forest_forward(layer.inputs, layer.state, topology)[0], expected)
+    ways = CUTS if topology.length == BARRED else []
+    cuts = [relative(gdn_triton.forest_forward(layer.inputs, layer.state, topology, cut)[0], expected) for cut in ways]
     peers = [relative(walk_nodes(layer, topology, snapshots, *chosen), expected) for chosen in CONFIGURATIONS]
     library = relative(gdn.chunk_form(layer.inputs, layer.state, topology)[0], expected)
-    for name, error in (("ours", ours), ("per-node", max(peers)), ("PyTorch", library)):
+    named = [("ours", ours), *(("a cut", error) for error in cuts), *(("per-node", error) for error in peers)]
+    for name, error in (*named, ("PyTorch", library)):
         if not error < 1e-4:  # also for NaN
             raise SystemExit(f"{name} is off by {error:.2e} at T={topology.length}: nothing was timed")
     return ours, max(peers)
@@ -191,6 +222,21 @@ def verification(rows: Rows, length: int, repeats: int, bytes_per_second: float)
     tried = timed(max(repeats // 5, 3), [per_node(*chosen) for chosen in CONFIGURATIONS])
     best = min(range(len(tried)), key=lambda index: tried[index].median)
     columns, warps = CONFIGURATIONS[best]
+
+    def cut(tiling: Tiling) -> Callable[[], object]:
+        return lambda: [gdn_triton.forest_forward(layer.inputs, layer.state, topology, tiling) for layer in model]
+
+    ways = [Tiling.of(length), *(CUTS if length == BARRED else ())]
+    cuts = timed(max(repeats // 5, 3), [cut(tiling) for tiling in ways])
+    for tiling, took in sorted(zip(ways, cuts, strict=True), key=lambda pair: pair[1].median):
+        rows.add(
+            f"tree verify: T={length}, cut as {tiling}",
+            took.median / LAYERS,
+            "us/layer",
+            peer="cut as shipped",
+            ratio=cuts[0].median / took.median,
+            details={"tiling": vars(tiling), "kernels_us": kernels(cut(tiling))},
+        )
     peer_name = f"a state a node (Triton, {columns} columns, {warps} warps)"
     ours, peer, library, ours_commit, peer_commit = timed(
         repeats,
@@ -219,7 +265,7 @@ def verification(rows: Rows, length: int, repeats: int, bytes_per_second: float)
         spread = f"{unit} (p10 {took.low / per:.4g}, p90 {took.high / per:.4g})"
         rows.add(f"tree verify: T={length}, {what}", took.median / per, spread, peer=peer, ratio=ratio, bar=bar)
 
-    bar = 3.0 if length == 65 else None
+    bar = 3.0 if length == BARRED else None
     ratio = peer.median / ours.median
     add("ours", ours, LAYERS, "us/layer", peer=peer_name, ratio=ratio, bar=bar)
     add("ours", ours, LAYERS, "us/layer", peer="the same form in PyTorch", ratio=library.median / ours.median)
