@@ -6,7 +6,7 @@ QUIET := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 TOKENIZERS_PARALLELISM=false
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-containers test-images test-vm engine images lint format system-packages container-packages vm-packages clean
+.PHONY: help install demo test test-kernels test-containers test-images test-vm engine images docs lint format system-packages container-packages vm-packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -25,9 +25,21 @@ demo: $(STAMP)  ## the whole loop on this machine, report in runs/demo (FROM_SCR
 # The command-line tools of the environment (ansible, molecule) are found by name, as a user finds them.
 PYTEST := PATH="$(abspath $(BIN)):$$PATH" $(QUIET) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# Files in order: the long ones of tests/roles come early and not last, when one of two processes would wait.
+# Three processes for two cores: much of what roles and fleets do is waiting. Files in order: the long ones of tests/roles
+# come early and not last, when one process would be left alone.
 test: lint  ## lint, types and every test that needs no engine, VM or GPU
-	$(PYTEST) -m 'not containers and not faults and not images and not vm and not engine' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(PYTEST) -m 'not containers and not faults and not images and not vm and not engine and not kernels' -n 3 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+
+# Triton apart from the environment: 700 MB that only these tests want.
+KERNELS := .venv-kernels
+$(KERNELS)/.installed: constraints.txt | $(STAMP)
+	rm -rf $(KERNELS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(KERNELS) --constraint constraints.txt triton
+	touch $@
+
+test-kernels: $(KERNELS)/.installed  ## our GPU kernels without a GPU: interpreted on the CPU, compiled for an RTX 3090 and an H200
+	PYTHONPATH=$(KERNELS) TRITON_INTERPRET=1 $(PYTEST) -n 2 -rs --durations 5 $(PYTEST_ARGS) tests/gpu/test_gdn_triton.py
+	PYTHONPATH=$(KERNELS) $(PYTEST) -n 2 -m kernels -rs --durations 5 $(PYTEST_ARGS) tests/unit/decode
 
 test-containers: $(STAMP)  ## roles and jobs on real distributions in Docker containers, faults of a fleet (root; see container-packages)
 	$(PYTEST) -m 'containers or faults' -rs --durations 15 $(PYTEST_ARGS)
@@ -44,6 +56,9 @@ images: $(STAMP)  ## the images for a CPU (CA_BUNDLE=FILE, PIP_CONF=FILE: option
 engine: $(STAMP)  ## a real engine on the CPU: canary and sweep with an exported drafter
 	PATH="$(abspath $(BIN)):$$PATH" tests/engine/install.sh .venv-engine .venv-load
 	$(PYTEST) -m engine -rs --durations 5 $(PYTEST_ARGS)
+
+docs: $(STAMP)  ## these documents as a site in build/docs, strictly checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -70,4 +85,4 @@ vm-packages:  ## as root on Debian or Ubuntu: what `make test-vm` uses
 	$(APT) e2fsprogs mmdebstrap openssh-client qemu-system-x86 qemu-utils
 
 clean:  ## remove the environment, caches and demo runs
-	rm -rf $(VENV) .venv-engine .venv-load build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-engine .venv-load $(KERNELS) build runs/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

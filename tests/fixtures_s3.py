@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "drafthouse-test", "drafthouse-test-secret"
 _SERVICES = ("master", "volume", "filer", "s3", "admin")
@@ -38,7 +39,7 @@ def serve(folder: Path, address: str = "127.0.0.1") -> Iterator[str]:
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
     identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = _free_ports(2 * len(_SERVICES), address)
+    ports = free_ports(2 * len(_SERVICES), address)
     arguments = [f"-{name}.port={ports[2 * i]}" for i, name in enumerate(_SERVICES)]
     arguments += [f"-{name}.port.grpc={ports[2 * i + 1]}" for i, name in enumerate(_SERVICES)]
     arguments += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
@@ -72,17 +73,6 @@ def serve(folder: Path, address: str = "127.0.0.1") -> Iterator[str]:
 def s3_url(endpoint: str) -> str:
     """URL of a fresh prefix on the server."""
     return f"s3://tests/{secrets.token_hex(6)}?endpoint={endpoint}&region=us-east-1"
-
-
-def _free_ports(count: int, address: str) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((address, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _await_answer(endpoint: str, server: subprocess.Popen[bytes], log: Path, seconds: float = 30.0) -> None:

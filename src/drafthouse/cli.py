@@ -12,6 +12,7 @@ import typer
 from drafthouse import __version__
 from drafthouse.config import load
 from drafthouse.corpus.cli import app as corpus_sources_app
+from drafthouse.dash.cli import dash
 from drafthouse.errors import DrafthouseError
 from drafthouse.loop.children import QUIET, end_with_parent
 from drafthouse.measure.roofline.cli import roofline
@@ -248,13 +249,16 @@ def states_extract(
       drafthouse states extract --out runs/demo
 
       torchrun --standalone --nproc-per-node=2 -m drafthouse.cli states extract --out runs/demo
+
+      drafthouse states extract --out runs/qwen --set extract.engine='{kind: sglang, storage: /dev/shm/states}'
     """
     from dataclasses import asdict
 
     from drafthouse.loop import steps
 
     run = _run(out, overrides)
-    summary = steps.extract(run, steps.load_target(run), worker, progress_of(as_json))
+    here = run.settings.extract.engine.kind == "transformers"
+    summary = steps.extract(run, steps.load_target(run, weights=here), worker, progress_of(as_json))
     say(
         asdict(summary),
         as_json,
@@ -467,7 +471,63 @@ def demo_verb(
     say(found, as_json, "\n".join(lines))
 
 
+@app.command("export")
+def export_verb(
+    recipe: Annotated[str, typer.Argument(help="Name under `train` in the run file.")],
+    to: Annotated[Path, typer.Argument(help="Folder to write for the engine; an earlier export in it is replaced.")],
+    out: Out = DEFAULT_OUT,
+    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16 or float32.")] = "bfloat16",
+    steps: Annotated[
+        int, typer.Option("--gate-steps", min=0, help="Steps to learn one text by heart; 0: leave that proof out.")
+    ] = 300,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained drafter for SGLang and vLLM, if it passes the gate.
+
+    It is taken from the run folder, or from the store where a job has kept it. The gate: tensor names and shapes, the
+    config read back, equal distributions of the pass that trains and the one that decodes, and a drafter of the same
+    shape that learns one text by heart and is then accepted in whole blocks.
+
+    [dim]Examples:[/dim]
+
+      drafthouse export ours /srv/models/ours-dflash --out runs/demo
+
+      drafthouse export ours runs/demo/export --out runs/demo --gate-steps 0 --json
+    """
+    from drafthouse.errors import ConfigError
+    from drafthouse.loop import steps as run_steps
+    from drafthouse.loop.export import export
+    from drafthouse.loop.gate import as_dict
+
+    if dtype not in {"bfloat16", "float32"}:
+        raise ConfigError(f"'{dtype}' is no element type for weights", where="--dtype", fix="bfloat16 or float32")
+    run = _run(out, overrides)
+    run_steps.check_recipe(run, recipe)
+    target = run_steps.load_target(run)
+    found = export(run, target, recipe, to, dtype=dtype, steps=steps, progress=progress_of(as_json))  # type: ignore[arg-type]
+    widest = max(one.distance for one in found.parity)
+    facts: dict[str, Any] = {
+        "folder": str(found.folder),
+        "tensors": found.tensors,
+        "parity": [as_dict(one) for one in found.parity],
+        "by_heart": None if found.by_heart is None else as_dict(found.by_heart),
+    }
+    lines = [
+        f"{found.folder}: {found.tensors} tensors, {dtype}, read back",
+        f"training and decoding pass: at most {widest:.2g} apart (total variation)",
+    ]
+    if found.by_heart is not None:
+        learned = found.by_heart
+        lines.append(
+            f"one text by heart: {learned.steps} steps, passes emitted {list(learned.rounds)}"
+            f" (a block is {learned.block_size})"
+        )
+    say(facts, as_json, "\n".join(lines))
+
+
 app.command("roofline")(roofline)
+app.command("dash")(dash)
 
 
 @store_app.command("probe")

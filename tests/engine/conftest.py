@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -22,6 +21,7 @@ from drafthouse.serve.launch import launch_line
 from drafthouse.serve.load import load_profile
 from drafthouse.serve.profile import Profile
 from tests.command_line import drafthouse
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PROFILE = "embedded-dflash-cpu"
@@ -131,14 +131,11 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def overrides(engine_python: str, drafter: Path) -> tuple[str, ...]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     return (
         f"engine.python={engine_python}",
         f"speculation.draft.path={drafter}",
         "speculation.block_size=4",
-        f"port={port}",
+        f"port={free_port()}",
     )
 
 

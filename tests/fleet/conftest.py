@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -21,9 +22,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def healthy(fleet: Fleet) -> Iterator[Fleet]:
-    """The nodes, for tests that harm them: afterwards every node is joined, alive and known by its key again."""
+    """The nodes, for tests that harm them: afterwards every node is joined, alive and known by its key again, and no
+    job of the test stands in the inventory: `fab` reads all of them."""
     yield fleet
     heal(fleet)
+    for name in ("jobs", "profiles"):
+        shutil.rmtree(fleet.inventory / name, ignore_errors=True)
     fleet.write_inventory()
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ports import free_ports
+
 CONFIG = """\
 global
     stats socket ipv4@{address}:{admin} level admin
@@ -52,7 +54,7 @@ def haproxy(
 ) -> Iterator[HaProxy]:
     """Serve `servers` (name → address, port) on `address`; all of them are out (MAINT) until somebody lets them in."""
     program = shutil.which("haproxy") or "/usr/sbin/haproxy"
-    admin, port = _free_port(address), _free_port(address)
+    admin, port = free_ports(2, address)
     word = " check" if check else ""
     lines = "\n".join(f"    server {name} {host}:{number}{word} disabled" for name, (host, number) in servers.items())
     config = folder / "haproxy.cfg"
@@ -74,9 +76,3 @@ def haproxy(
     finally:
         process.kill()
         process.wait()
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

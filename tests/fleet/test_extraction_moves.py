@@ -15,7 +15,7 @@ from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import give_back
 from tests.fleet.operator import SAMPLES, SHARDS, TTL_S, Operator, SealedRun, sealed_run, until
 
-pytestmark = [pytest.mark.s3, pytest.mark.slow]
+pytestmark = [pytest.mark.faults, pytest.mark.s3, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tests.fleet.haproxy import HaProxy, haproxy
 from tests.fleet.operator import COPY_ANSWER, PORT, Operator, serve_embedded
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.s3,
     pytest.mark.slow,
     pytest.mark.skipif(

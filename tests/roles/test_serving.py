@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.doubles.openai_server import Behaviour, OpenAiDouble, openai_double
+from tests.ports import free_port
 from tests.roles.runs import ANSIBLE, environment, run
 
 EMBEDDED = ANSIBLE.parent / "src/drafthouse/target/embedded"
@@ -46,12 +46,6 @@ def _port(double: OpenAiDouble) -> int:
     return int(double.url.rsplit(":", 1)[1])
 
 
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Name of a task -> its result."""
@@ -69,7 +63,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     with openai_double(well) as good, openai_double(badly) as bad:
         _profile(profiles, "good", port=_port(good))
         _profile(profiles, "bad", port=_port(bad))
-        _profile(profiles, "silent", port=_closed_port(), health={"start_period_s": 2})
+        _profile(profiles, "silent", port=free_port(), health={"start_period_s": 2})
         _profile(profiles, "plain", container=None)
         named = {
             "fits": ("plan", {"profile": "good", "model": str(weights), "secrets": True, "devices": [1]}),

@@ -1,11 +1,15 @@
-"""The benchmark script runs, and every result that is kept has the same rows."""
+"""The benchmark script runs, every result that is kept has the same rows, and the page says why a bar is not met."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -40,3 +44,74 @@ def test_the_rooms_are_measured_against_their_peers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.name)
 def test_results_that_are_kept_have_these_rows(path: Path) -> None:
     check(path)
+
+
+def script(name: str) -> ModuleType:
+    """A benchmark as a module; scripts find their neighbours beside themselves."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_trainer_waits_at_the_gate_between_warm_up_and_clock(tmp_path: Path) -> None:
+    peers = script("peer_trainers")
+    plan = {"warmup": 2, "steps": 3}
+    clock = peers.Clock(tmp_path, "one", plan)
+    clock.parameters = 7
+    marked: list[int] = []
+
+    def train() -> None:
+        for step in range(peers.steps_of(plan)):
+            clock.mark()
+            marked.append(step)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    until = time.monotonic() + 20
+    while not (tmp_path / "one.ready").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert marked == [0], "the last step of the warm-up waits"
+    assert not (tmp_path / "one.json").exists()
+    (tmp_path / "one.go").touch()
+    trainer.join(20)
+    assert clock.done
+    result = json.loads((tmp_path / "one.json").read_text())
+    assert len(result["step_seconds"]) == 3
+    assert sum(result["step_seconds"]) < 0.2, "the wait is not timed"
+    assert result["parameters"] == 7
+
+
+def test_shards_of_the_27b_are_even_in_number_so_that_ranks_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    shape = script("shape27b")
+    for tokens in (1, 5_000, 40_000):
+        shards = shape.long_shards(tokens, 128)
+        assert len(shards) % 2 == 0
+        assert sum(map(sum, shards)) >= tokens
+        assert all(64 <= length <= 128 for shard in shards for length in shard)
+    corpus = shape.RandomCorpus(shards, 512)
+    assert corpus.tokens == sum(map(sum, shards))
+    assert len(corpus.shard(corpus.shard_names[0])) == 8
+
+
+def test_the_page_names_a_cause_for_every_bar_that_is_not_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = script("measured_page")
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    text = page.page()
+    every = [row for path in (FOLDER / "results").glob("gpu_*.json") for row in json.loads(path.read_text())]
+    assert any(row["met"] is False for row in every)
+    assert "the cause is not known" not in text
+    for row in every:
+        if row["bar"] is not None:
+            assert f"| {row['name']} |" in text
+    unknown = {"name": "a new one", "met": False, "value": 1.0, "peer": "-"}
+    missing = {"name": "another", "met": None, "value": None, "peer": "-", "details": {"why": "no time"}}
+    assert page.reasons([unknown, missing]) == [
+        "- a new one: the cause is not known.",
+        "- Not measured: another. The cause: no time.",
+    ]

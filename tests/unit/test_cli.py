@@ -7,6 +7,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,14 @@ class TestUsage:
     def test_every_verb_has_json(self, path: tuple[str, ...]) -> None:
         command = next(command for found, command in commands() if found == path)
         assert any("--json" in parameter.opts for parameter in command.params)
+
+
+def test_the_door_loads_no_heavy_library() -> None:
+    """They would read their environment variables before `main` has set them, and every verb would wait for them."""
+    code = "import sys, drafthouse.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "drafthouse.corpus.cli" in loaded
+    assert not {"torch", "transformers", "tokenizers", "pyarrow", "flask", "fabric"} & set(loaded)
 
 
 class TestJson:

@@ -24,7 +24,7 @@ from tests.doubles.s3_server import S3Double, s3_double
 from tests.loop_run import RUN_FILE
 
 # What the lease protocol leaves, each object whole: who works on what, and what the run is.
-LEASES = ("*/lease/*", "*/hb/*", "*/.clock", "*/spec.json")
+LEASES = ("*/lease/*", "*/hb/*", "*/failed/*", "*/workers/*", "*/.clock", "*/spec.json")
 # Renders what a turn says and leaves out what it calls; no end of turn either.
 TALKS_ONLY = "{%- for m in messages -%}{{ m.role + ':' + m.content }}{%- endfor -%}"
 
@@ -375,7 +375,7 @@ class TestOutOfMemory:
         def data():
             return len(list((Path(run) / "store/runs").glob("*/data/*/*")))
 
-        sizes = ["corpus.samples=160", "corpus.samples_per_shard=160", "answers.max_new_tokens=1"]
+        sizes = ["corpus.samples=320", "corpus.samples_per_shard=320", "answers.max_new_tokens=1"]
         sizes += ["train.ours.rows=4000", "train.ours.anchors=64"]
         put("corpus", "build", "--file", file, *[f"--set={size}" for size in sizes])
         answer = ["corpus", "answer", "--set=answers.rows=160"]
@@ -383,10 +383,10 @@ class TestOutOfMemory:
         said = [within(96, *answer).sentence, data()]
         put(*answer)
         put("corpus", "seal")
-        said += [within(384, *extract).sentence, data()]
+        said += [within(128, *extract).sentence, data()]
         lower = ["states", "extract"]
         lower += ["--set=extract.rows=8", "--set=extract.batch_tokens=1024", "--set=extract.pad_multiple=64"]
-        said += [within(384, *lower).result["shards"], data()]
+        said += [within(128, *lower).result["shards"], data()]
         said += [within(384, "drafter", "train", "ours").sentence]
         said += [sorted(path.name for path in (Path(run) / "drafters/ours").rglob("*"))]
         print(json.dumps(said))
@@ -403,7 +403,7 @@ class TestOutOfMemory:
             r"[\w.]+: decoding 160 prompts of up to \d+ tokens does not fit the device; .*(fewer|lower).*", answer
         )
         assert extract == (
-            "extract: a batch of 160 rows × 1024 tokens does not fit cpu; lower extract.batch_tokens or"
+            "extract: a batch of 320 rows × 128 tokens does not fit cpu; lower extract.batch_tokens or"
             " extract.rows, or extract.max_tokens"
         )
         assert re.fullmatch(

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import free_port
+
 CARDS = 4
 #: Vendor and device that every display function shows: an RTX 3090.
 CARD_ID = "10de:2204"
@@ -77,12 +79,6 @@ def relabelled_qemu(target: Path, card: str = CARD_ID) -> Path:
     return target
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class Machine:
     """One machine: its disks and its process live as long as the folder.
@@ -96,7 +92,7 @@ class Machine:
     image: Image
     folder: Path
     memory_mib: int = 2304
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:

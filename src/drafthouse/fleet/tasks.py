@@ -254,7 +254,7 @@ def status(c: Context, node: str = "all", inventory: str = "inventory", json: bo
 
 
 @_task(
-    lines="how many of the last lines", follow="go on until interrupted", epoch="of which life (default: the current)"
+    lines="how many of the last lines", follow="go on until it has ended", epoch="of which life (default: the current)"
 )
 def logs(
     c: Context, job: str, lines: int = 100, follow: bool = False, epoch: int = 0, inventory: str = "inventory"

@@ -44,8 +44,8 @@ def plain(value: Any) -> Any:
 
 def resolve(argv: list[str]) -> dict[str, Any]:
     """What SGLang makes of `argv`; whatever it raises is let out."""
-    from sglang.srt.arg_groups.overrides import resolution_result  # type: ignore[import-not-found]
-    from sglang.srt.server_args import prepare_server_args  # type: ignore[import-not-found]
+    from sglang.srt.arg_groups.overrides import resolution_result
+    from sglang.srt.server_args import prepare_server_args
 
     arguments = prepare_server_args(argv)
     arguments.resolve_once()
@@ -55,9 +55,9 @@ def resolve(argv: list[str]) -> dict[str, Any]:
 
 def pretend_cuda(capability: list[int], memory_mib: int) -> None:
     """Tell SGLang that it runs on a CUDA device of this compute capability and memory."""
-    from sglang.srt import utils  # type: ignore[import-not-found]
-    from sglang.srt.arg_groups import memory_hook  # type: ignore[import-not-found]
-    from sglang.srt.runtime_context import override_platform  # type: ignore[import-not-found]
+    from sglang.srt import utils
+    from sglang.srt.arg_groups import memory_hook
+    from sglang.srt.runtime_context import override_platform
 
     major, minor = capability
     override_platform(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from drafthouse.serve.canary import CanaryReport, canary, canary_of, long_text
 from drafthouse.serve.errors import CanaryError
 from drafthouse.serve.profile import CanarySpec, Question
 from tests.doubles.openai_server import Behaviour, OpenAiDouble, openai_double
+from tests.ports import free_port
 from tests.unit.serve import clean
 
 ANSWERS = {"capital": "Paris is the capital.", "17 + 25": "42"}
@@ -175,10 +175,7 @@ class TestDead:
         assert server.requests == [], "nothing is asked of a stranger"
 
     def test_nobody_there(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        report = canary(f"http://127.0.0.1:{port}", spec())
+        report = canary(f"http://127.0.0.1:{free_port()}", spec())
         assert list(failed(report)) == ["model"]
         assert (report.model, report.right) == (None, 0)
 
