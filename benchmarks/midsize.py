@@ -51,6 +51,7 @@ VOCABULARY, SMALL_VOCABULARY = 4096, 1024
 @dataclass(frozen=True)
 class Manifest:
     digest: str
+    tokens: int
 
 
 class MemoryCorpus:
@@ -59,7 +60,7 @@ class MemoryCorpus:
     def __init__(self, samples: Sequence[TokenSample], per_shard: int) -> None:
         parts = [samples[first : first + per_shard] for first in range(0, len(samples), per_shard)]
         self._shards = {f"shard-{number:05d}": part for number, part in enumerate(parts)}
-        self.manifest = Manifest(samples_sha256(samples))
+        self.manifest = Manifest(samples_sha256(samples), sum(len(one.input_ids) for one in samples))
 
     @property
     def shard_names(self) -> list[str]:

@@ -52,6 +52,7 @@ class Sample:
 @dataclass(frozen=True)
 class Manifest:
     digest: str
+    tokens: int
 
 
 class RandomCorpus:
@@ -59,7 +60,7 @@ class RandomCorpus:
 
     def __init__(self, shards: Sequence[Sequence[int]], vocabulary: int) -> None:
         random = np.random.default_rng(SEED)
-        self.manifest = Manifest("0" * 64)
+        self.manifest = Manifest("0" * 64, sum(map(sum, shards)))
         self._shards = {
             f"shard-{s:05d}": [
                 Sample(f"{s}-{i}", "random", random.integers(0, vocabulary, n, dtype=np.int32), np.ones(n, np.uint8))

@@ -66,6 +66,7 @@ class Sample:
 @dataclass(frozen=True)
 class Manifest:
     digest: str
+    tokens: int
 
 
 class MemoryCorpus:
@@ -83,7 +84,7 @@ class MemoryCorpus:
                 made.append(Sample(f"{shard}/{index}", ("code", "chat")[index % 2], ids, mask))
             text = b"".join(sample.input_ids.tobytes() for sample in made)
             self.shards[hashlib.sha256(text).hexdigest()] = made
-        self.manifest = Manifest(hashlib.sha256("".join(self.shards).encode()).hexdigest())
+        self.manifest = Manifest(hashlib.sha256("".join(self.shards).encode()).hexdigest(), self.tokens)
 
     @property
     def shard_names(self) -> list[str]:

@@ -23,6 +23,7 @@ SETTINGS = CorpusSettings(
 @dataclass(frozen=True)
 class Manifest:
     digest: str
+    tokens: int
 
 
 class TextCorpus:
@@ -31,7 +32,7 @@ class TextCorpus:
     def __init__(self, samples: Sequence[TokenSample], per_shard: int) -> None:
         parts = [samples[first : first + per_shard] for first in range(0, len(samples), per_shard)]
         self.shards = {digest_of([one.input_ids.tolist() for one in part]): part for part in parts}
-        self.manifest = Manifest(digest_of(list(self.shards)))
+        self.manifest = Manifest(digest_of(list(self.shards)), sum(len(one.input_ids) for one in samples))
 
     @property
     def shard_names(self) -> list[str]:

@@ -180,6 +180,7 @@ def _exported(folder: Path | None) -> Path:
 @dataclass(frozen=True)
 class _Manifest:
     digest: str
+    tokens: int
 
 
 class _OneText:
@@ -187,7 +188,7 @@ class _OneText:
 
     def __init__(self, sample: TokenSample) -> None:
         self._sample = sample
-        self.manifest = _Manifest("one-text")
+        self.manifest = _Manifest("one-text", len(sample.input_ids))
         self.shard_names = ["text"]
 
     def shard(self, name: str) -> list[TokenSample]:

@@ -55,6 +55,11 @@ def token_bytes(spec: StatesSpec) -> int:
     return sum(element.token_bytes for element in elements(spec))
 
 
+def stored_bytes(spec: StatesSpec) -> int:
+    """Bytes that one token takes in a shard: its states, its id (i32) and its mask (u8)."""
+    return token_bytes(spec) + 5
+
+
 def views(buffer: Tensor, spec: StatesSpec, tokens: int) -> tuple[Tensor, ...]:
     """The elements of `tokens` tokens inside a flat u8 buffer, in the order of `elements`, each `[tokens, …]`."""
     parts = dict(_places(spec, tokens))

@@ -87,12 +87,17 @@ class DiskGuard:
     File systems in memory (/dev/shm, any tmpfs) have limits of their own: what they hold is taken from the
     processes, and a full one ends in the kernel's out-of-memory killer.
 
+    A fraction alone says little: a tenth of a large disk may hold the whole run many times over. So one with `enough`
+    bytes free is not full, whatever the fraction.
+
     Args:
         folders: what is written to; folders that do not exist yet count as their nearest existing parent.
         high: fraction of a file system in use from which on work waits.
         low: fraction that it must fall to before work goes on.
         memory_high, memory_low: the same for file systems in memory; none: as for the others.
+        enough: bytes free with which a file system is not full, see `room_for`; none: the fractions alone decide.
         usage: (used, free) bytes of a folder's file system.
+        available: bytes of memory that processes may still take; in memory no more than that is free.
         in_memory: whether a folder's file system lies in memory.
     """
 
@@ -104,13 +109,17 @@ class DiskGuard:
         *,
         memory_high: float | None = None,
         memory_low: float | None = None,
+        enough: int | None = None,
         usage: Callable[[Path], tuple[int, int]] | None = None,
+        available: Callable[[], int] | None = None,
         in_memory: Callable[[Path], bool] | None = None,
     ) -> None:
         self._folders = folders
         self._disk = (high, low)
         self._memory = (high if memory_high is None else memory_high, low if memory_low is None else memory_low)
+        self._enough = enough
         self._usage = usage or _usage
+        self._available = available or _available
         self._in_memory = in_memory or _in_memory
         self._stopped = False
 
@@ -124,7 +133,7 @@ class DiskGuard:
             used, free = self._usage(folder)
             fraction = used / max(1, used + free)
             high, low = self._limits(folder)
-            if fraction > low if self._stopped else fraction >= high:
+            if (fraction > low if self._stopped else fraction >= high) and not self._suffices(folder, free):
                 over.append((fraction - high, fraction, folder))
         self._stopped = bool(over)
         if not over:
@@ -136,13 +145,33 @@ class DiskGuard:
         """The fraction in use from which on work waits for this folder."""
         return self._limits(folder)[0]
 
+    def _suffices(self, folder: Path, free: int) -> bool:
+        if self._enough is None:
+            return False
+        return (min(free, self._available()) if self._in_memory(folder) else free) >= self._enough
+
     def _limits(self, folder: Path) -> tuple[float, float]:
         return self._memory if self._in_memory(folder) else self._disk
+
+
+def room_for(run_bytes: int) -> int:
+    """Bytes free with which a file system is not full for a run of `run_bytes`: twice the run (unfinished shards may
+    lie beside those in the store, or beside those of somebody else) and 1 GiB for everybody else."""
+    return 2 * run_bytes + 2**30
 
 
 def _usage(folder: Path) -> tuple[int, int]:
     disk = shutil.disk_usage(_existing(folder))
     return disk.used, disk.free
+
+
+def _available() -> int:
+    """MemAvailable of proc(5) meminfo; 0 where that is not known, so that the fractions decide."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _in_memory(folder: Path) -> bool:

@@ -54,10 +54,12 @@ class TokenizedSample(Protocol):
 
 
 class CorpusManifest(Protocol):
-    """The identity of a corpus."""
+    """The identity of a corpus, and how many tokens it holds."""
 
     @property
     def digest(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
 
 
 class Corpus(Protocol):

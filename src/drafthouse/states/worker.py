@@ -25,9 +25,10 @@ from typing import Any
 from drafthouse.errors import StatesError, StoreError
 from drafthouse.progress import Progress, Silent, Task
 from drafthouse.states.capture import Capture, Captured, plan
+from drafthouse.states.elements import stored_bytes
 from drafthouse.states.heartbeat import Heartbeat
 from drafthouse.states.presence import Presence, reason_of
-from drafthouse.states.pressure import ByteBudget, DiskGuard, Waiting
+from drafthouse.states.pressure import ByteBudget, DiskGuard, Waiting, room_for
 from drafthouse.states.protocols import Corpus, Taps
 from drafthouse.states.scratch import scratch
 from drafthouse.states.settings import ExtractSettings
@@ -312,7 +313,12 @@ class _Loop:
         folders = [self._folder] if own is None else [self._folder, own]
         limits = self._settings
         guard = DiskGuard(
-            folders, limits.disk_high, limits.disk_low, memory_high=limits.shm_high, memory_low=limits.shm_low
+            folders,
+            limits.disk_high,
+            limits.disk_low,
+            memory_high=limits.shm_high,
+            memory_low=limits.shm_low,
+            enough=room_for(self._corpus.manifest.tokens * stored_bytes(self._spec)),
         )
         shown = 0
         while True:

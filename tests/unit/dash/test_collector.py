@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,11 +133,13 @@ def test_a_worker_that_fails_and_one_that_waits_for_the_disk(tmp_path: Path, mon
     assert (run.workers[0].ended, run.workers[0].alive, run.done) == (True, False, 0)
     full = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
     waits = settings.model_copy(update={**full, "disk_wait_s": 3.0})
+    endless = MemoryCorpus()
+    endless.manifest = replace(endless.manifest, tokens=2**50)  # no disk holds so many states
     errors: list[Exception] = []
 
     def work() -> None:
         try:
-            run_worker(store, "states", MemoryCorpus(), TinyTaps(), waits, "waits")
+            run_worker(store, "states", endless, TinyTaps(), waits, "waits")
         except StoreError as error:
             errors.append(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,7 @@ def test_a_worker_that_waits_for_the_disk_says_so_and_then_why_it_gave_up(
 ) -> None:
     limits = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
     full = settings.model_copy(update={**limits, "disk_wait_s": 1.0})
+    corpus.manifest = replace(corpus.manifest, tokens=2**50)  # no disk holds so many states
     board = Board(store, "run")
     running = Running(store, corpus, target, full)
     soon(lambda: words(board).get("waiting") == "disk")

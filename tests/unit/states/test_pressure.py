@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drafthouse.errors import StatesError
-from drafthouse.states.pressure import ByteBudget, DiskGuard
+from drafthouse.states.pressure import ByteBudget, DiskGuard, room_for
 from drafthouse.states.scratch import _remove_if_abandoned, scratch
 
 
@@ -109,6 +109,33 @@ def test_file_systems_in_memory_have_limits_of_their_own() -> None:
     assert guard.full() == (Path("shm"), 0.85), "it is furthest over its own limit"
     used["shm"] = 60
     assert guard.full() == (Path("disk"), 0.91)
+
+
+def test_a_file_system_with_room_for_the_run_is_not_full_whatever_the_fraction() -> None:
+    free, available = {"shm": 100, "disk": 100}, [100]
+    guard = DiskGuard(
+        [Path("shm"), Path("disk")],
+        0.90,
+        0.85,
+        enough=100,
+        usage=lambda folder: (10_000, free[folder.name]),
+        available=lambda: available[0],
+        in_memory=lambda folder: folder.name == "shm",
+    )
+    assert guard.full() is None
+    free["disk"] = 99
+    assert guard.full() == (Path("disk"), pytest.approx(0.99, abs=0.001))
+    free["disk"] = 100
+    assert guard.full() is None, "there is room again, and nobody waits for the lower fraction"
+    available[0] = 99
+    assert guard.full() == (Path("shm"), pytest.approx(0.99, abs=0.001)), "what is free there is no memory that is free"
+    free["shm"] = 10_000
+    assert guard.full() is None, "half empty"
+
+
+def test_room_is_twice_the_run_and_a_gibibyte() -> None:
+    assert room_for(0) == 2**30
+    assert room_for(5 * 2**30) == 11 * 2**30
 
 
 @pytest.fixture

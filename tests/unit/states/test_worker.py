@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from torch import Tensor
 from drafthouse.errors import OutOfMemoryError, StatesError, StoreError
 from drafthouse.progress import Silent
 from drafthouse.states import ExtractSettings, StatesReader, run_worker
+from drafthouse.states.elements import stored_bytes
 from drafthouse.states.heartbeat import Heartbeat
 from drafthouse.states.shard import ShardFile
+from drafthouse.states.spec import spec_of
 from drafthouse.states.worker import default_worker_id
 from drafthouse.store import Board, Done, Lease, Store
 from tests.doubles.extraction import MemoryCorpus, TinyTaps
@@ -204,9 +207,47 @@ def test_no_shard_is_claimed_on_a_nearly_full_disk(
 ) -> None:
     limits = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
     full = settings.model_copy(update={**limits, "disk_wait_s": 0.1})
+    corpus.manifest = dataclasses.replace(corpus.manifest, tokens=2**50)  # no disk holds so many states
     with pytest.raises(StoreError, match=r"the disk is \d+% full, and no shard is claimed from 0% on"):
         run_worker(store, "run", corpus, target, full)
     assert store.list("runs/run/lease") == []
+
+
+@pytest.fixture
+def large_full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk of 20 GB that is more than nine tenths full, and has more than 1 GiB free for all that."""
+    image, target = tmp_path / "image", tmp_path / "large"
+    target.mkdir()
+    with image.open("wb") as file:
+        file.truncate(20 * 10**9)  # a hole: it takes a few megabytes of the disk below
+    make = ["mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1", str(image)]
+    mount = ["mount", "-o", "loop", str(image), str(target)]
+    for command in (make, mount):
+        if not shutil.which(command[0]) or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a large file system needs root, ext4 and a loop device")
+    try:
+        with (target / "filler").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(target).free - 3 * 2**29)
+        yield target
+    finally:
+        subprocess.run(["umount", str(target)], check=True)
+
+
+def test_a_disk_that_holds_the_whole_run_is_not_full_whatever_the_fraction(
+    large_full_disk: Path, corpus: MemoryCorpus, target: TinyTaps, settings: ExtractSettings
+) -> None:
+    found = shutil.disk_usage(large_full_disk)
+    assert found.used / (found.used + found.free) > settings.disk_high
+    store = Store.open(str(large_full_disk / "store"))
+    settings = settings.model_copy(update={"scratch": str(large_full_disk), "disk_wait_s": 0.1})
+    summary = run_worker(store, "run", corpus, target, settings)
+    assert (summary.shards, summary.waited_s < 0.1) == (3, True)
+    too_large = MemoryCorpus(seed=1)
+    token = stored_bytes(spec_of(target, too_large, settings))
+    too_large.manifest = dataclasses.replace(too_large.manifest, tokens=found.free // 2 // token)
+    with pytest.raises(StoreError, match=r"the disk is 9\d% full, and no shard is claimed from 90% on"):
+        run_worker(store, "other", too_large, target, settings)
+    assert store.list("runs/other/lease") == []
 
 
 def test_a_slow_writer_blocks_the_producer(
