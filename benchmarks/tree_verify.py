@@ -41,19 +41,20 @@ BARRED = 65  # nodes of a tree of the usual budget, 64: the length that the bar 
 BLOCK = 15  # positions that a drafter of block size 16 predicts
 ACCEPTED = 8  # nodes of a typical accepted path, the root included
 CUTS = [
-    Tiling(early=early, nodes=nodes, values=values, prepare_warps=prepare, apply_warps=apply)
-    for early, nodes, values, prepare, apply in (
-        (False, 16, 32, 4, 4),
-        (False, 32, 32, 4, 4),
-        (True, 16, 16, 4, 4),
-        (True, 16, 32, 2, 4),
-        (True, 16, 32, 4, 4),
-        (True, 32, 16, 4, 4),
-        (True, 32, 32, 4, 4),
-        (True, 64, 32, 4, 4),
-        (True, 64, 32, 8, 8),
-        (True, 32, 64, 4, 8),
-        (True, 16, 64, 4, 8),
+    Tiling(nodes=nodes, values=values, prepare_warps=prepare, apply_warps=apply)
+    for nodes, values, prepare, apply in (
+        (16, 16, 1, 2),
+        (16, 16, 1, 4),
+        (16, 32, 1, 2),
+        (16, 32, 1, 8),
+        (16, 32, 2, 4),
+        (16, 32, 4, 4),
+        (16, 64, 1, 4),
+        (16, 64, 1, 8),
+        (32, 32, 1, 4),
+        (32, 32, 2, 4),
+        (32, 32, 4, 4),
+        (32, 64, 2, 8),
     )
 ]
 CONFIGURATIONS = ((4, 1), (8, 1), (16, 1), (16, 2), (32, 4))  # columns of a program, warps

@@ -5,9 +5,8 @@ after their ancestors, so A is strictly lower triangular whatever the forest loo
 its diagonal blocks and L what lies below them, U = D R - (D L) U:
 
 - `_prepare` computes what does not need the state, a tile a program: path sums of the log-decays, D, D L and the
-  output's attention P. With `Tiling.early` other programs of the same launch form the products of keys and queries
-  with S_0 meanwhile.
-- `_apply` reads its columns of S_0 once (or those products), forms R for all nodes, and finds U in as many products
+  output's attention P. (Programs of the same launch that form the products with S_0 meanwhile made it slower.)
+- `_apply` reads its columns of S_0 once, forms R for all nodes, and finds U in as many products
   with D L as there are blocks behind the first. Nothing else is serial; no state but S_0 is read, none is written.
 - `_replay` walks the accepted path with its columns of the state in registers: one read and one write of it.
 
@@ -49,7 +48,6 @@ class Tiling:
         nodes: nodes of a block, a power of two of at least 16.
         values: columns of the state that one program of `_apply` holds, at least 16.
         prepare_warps, apply_warps: warps of a program.
-        early: the products with the state are formed beside `_prepare`, and not by `_apply`.
         replay_values: columns of the state that one program of `_replay` holds.
     """
 
@@ -58,7 +56,6 @@ class Tiling:
     prepare_warps: int = 1
     apply_warps: int = 4
     replay_values: int = 8
-    early: bool = False
 
     @classmethod
     def of(cls, length: int) -> Tiling:
@@ -117,7 +114,6 @@ def forest_forward(
     sums, from_root = g.new_empty(rows, heads, length), g.new_empty(rows * heads, 2, after_root)
     # Only tiles up to the diagonal are written, and only those are read.
     system, attention = g.new_empty(2, rows * heads, after_root, after_root)
-    starts = value.new_empty(rows * heads, 2, length if tiling.early else 0, value_dim)
     output, updates = torch.empty_like(value), value.new_empty(rows, heads, length, value_dim)
     visible = topology.visible.view(torch.uint8)
     shape: dict[str, Any] = {
@@ -125,9 +121,6 @@ def forest_forward(
         "HEADS": heads,
         "KEY_HEADS": key_heads,
         "KEY_DIM": key_dim,
-        "VALUE_DIM": value_dim,
-        "VALUES": value_dim // parts,
-        "EARLY": tiling.early,
         # Whole operands of these products, in three pieces each, would not fit the registers.
         "CHUNK": min(key_dim, 32),
         "NODES": tiling.nodes,
@@ -135,13 +128,13 @@ def forest_forward(
         "PRECISION": PRECISION,
     }
     with torch.cuda.device_of(state):
-        _prepare[(tiles + parts if tiling.early else tiles, rows * heads)](
-            query, key, g, beta, visible, *visible.stride(), state, sums, from_root, system, attention, starts,
-            TILES=tiles, BLOCKS=blocks, num_warps=tiling.prepare_warps, **shape,
+        _prepare[(tiles, rows * heads)](
+            query, key, g, beta, visible, *visible.stride(), sums, from_root, system, attention,
+            BLOCKS=blocks, num_warps=tiling.prepare_warps, **shape,
         )  # fmt: skip
         _apply[(parts, rows * heads)](
-            query, key, value, g, beta, state, sums, from_root, system, attention, starts, output, updates,
-            num_warps=tiling.apply_warps, **shape,
+            query, key, value, g, beta, state, sums, from_root, system, attention, output, updates,
+            VALUE_DIM=value_dim, VALUES=value_dim // parts, num_warps=tiling.apply_warps, **shape,
         )  # fmt: skip
     return output, updates
 
@@ -234,48 +227,18 @@ def _start(
 
 @triton.jit
 def _prepare(
-    query, key, g, beta, visible, stride_r, stride_i, stride_j, state, sums, from_root, system, attention, starts,
-    length, TILES: tl.constexpr, BLOCKS: tl.constexpr,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, EARLY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention, length,
+    BLOCKS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr,
+    NODES: tl.constexpr, AFTER_ROOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (TILES, rows * heads), a tile up to the diagonal each; EARLY: and value_dim / VALUES more behind them."""
+    """Grid (tiles up to the diagonal, rows * heads): a tile of the system and of the output's attention, and with the
+    diagonal's, what the root does."""
     tile, head = tl.program_id(0), tl.program_id(1)
-    if tile < TILES:
-        # Tiles are counted by rows: 0 is (0, 0), 1 and 2 are (1, 0) and (1, 1), and so on.
-        block = 0
-        for below in tl.static_range(1, BLOCKS):
-            block += (tile >= below * (below + 1) // 2).to(tl.int32)
-        _tile(
-            query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention,
-            head, block, tile - block * (block + 1) // 2, length,
-            HEADS, KEY_HEADS, KEY_DIM, CHUNK, NODES, AFTER_ROOT, PRECISION,
-        )  # fmt: skip
-    elif EARLY:
-        part = tile - TILES
-        keys_start, queries_start, root_key_start, root_query_start = _start(
-            query, key, state, head, part, length,
-            HEADS, KEY_HEADS, KEY_DIM, CHUNK, VALUE_DIM, VALUES, AFTER_ROOT, PRECISION,
-        )  # fmt: skip
-        nodes = 1 + tl.arange(0, AFTER_ROOT)
-        at, inside = nodes[:, None] * VALUE_DIM, (nodes < length)[:, None]
-        of_keys = starts + head * 2 * length * VALUE_DIM + part * VALUES + tl.arange(0, VALUES)
-        tl.store(of_keys, root_key_start)
-        tl.store(of_keys[None, :] + at, keys_start, mask=inside)
-        of_queries = of_keys + length * VALUE_DIM
-        tl.store(of_queries, root_query_start)
-        tl.store(of_queries[None, :] + at, queries_start, mask=inside)
-
-
-@triton.jit
-def _tile(
-    query, key, g, beta, visible, stride_r, stride_i, stride_j, sums, from_root, system, attention,
-    head, block, earlier, length,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
-    AFTER_ROOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Tile (block, earlier) of the system and of the output's attention; with the diagonal's, what the root does."""
+    # Tiles are counted by rows: 0 is (0, 0), 1 and 2 are (1, 0) and (1, 1), and so on.
+    block = 0
+    for below in tl.static_range(1, BLOCKS):
+        block += (tile >= below * (below + 1) // 2).to(tl.int32)
+    earlier = tile - block * (block + 1) // 2
     row, value_head = head // HEADS, head % HEADS
     key_head = value_head // (HEADS // KEY_HEADS)
     place, dims = tl.arange(0, NODES), tl.arange(0, CHUNK)
@@ -325,10 +288,9 @@ def _tile(
 
 @triton.jit
 def _apply(
-    query, key, value, g, beta, state, sums, from_root, system, attention, starts, output, updates, length,
+    query, key, value, g, beta, state, sums, from_root, system, attention, output, updates, length,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, EARLY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, AFTER_ROOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (value_dim / VALUES, rows * heads)."""
     part, head = tl.program_id(0), tl.program_id(1)
@@ -348,18 +310,10 @@ def _apply(
     written = (block * NODES + 1 < length) & (other_block <= block)
     solver = tl.load(system + tile, mask=written, other=0.0)
 
-    if EARLY:
-        of_keys = starts + head * 2 * length * VALUE_DIM + columns
-        of_queries = of_keys + length * VALUE_DIM
-        at = nodes[:, None] * VALUE_DIM
-        root_key_start, root_query_start = tl.load(of_keys), tl.load(of_queries)
-        keys_start = tl.load(of_keys[None, :] + at, mask=inside[:, None], other=0.0)
-        queries_start = tl.load(of_queries[None, :] + at, mask=inside[:, None], other=0.0)
-    else:
-        keys_start, queries_start, root_key_start, root_query_start = _start(
-            query, key, state, head, part, length,
-            HEADS, KEY_HEADS, KEY_DIM, CHUNK, VALUE_DIM, VALUES, AFTER_ROOT, PRECISION,
-        )  # fmt: skip
+    keys_start, queries_start, root_key_start, root_query_start = _start(
+        query, key, state, head, part, length,
+        HEADS, KEY_HEADS, KEY_DIM, CHUNK, VALUE_DIM, VALUES, AFTER_ROOT, PRECISION,
+    )  # fmt: skip
 
     # Node 0 alone, so that the one node more than the budget costs no block of its own.
     at_root = (row * length * KEY_HEADS + value_head // (HEADS // KEY_HEADS)) * KEY_DIM + tl.arange(0, KEY_DIM)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.kernels
 # technical specifications): GeForce RTX 3090 and H200.
 DEVICES = {"RTX 3090": (86, 99 * 1024), "H200": (90, 227 * 1024)}
 LENGTHS = (2, 17, 33, 65, 129)
-HEAD_SHAPE = {"HEADS": 48, "KEY_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128}
+HEAD_SHAPE = {"HEADS": 48, "KEY_HEADS": 16, "KEY_DIM": 128}
+VALUE_DIM = 128
 
 
 def compiled(kernel: Any, constants: dict[str, Any], capability: int, warps: int, folder: Path) -> tuple[int, int]:
@@ -42,17 +43,15 @@ def compiled(kernel: Any, constants: dict[str, Any], capability: int, warps: int
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("early", [False, True])
-def test_a_pass_fits_the_device(length: int, early: bool, device: str, tmp_path: Path) -> None:
+def test_a_pass_fits_the_device(length: int, device: str, tmp_path: Path) -> None:
     capability, room = DEVICES[device]
     tiling = gdn_triton.Tiling.of(length)
-    after_root, blocks, tiles, _ = gdn_triton.cut(length, HEAD_SHAPE["VALUE_DIM"], tiling)
-    shape = HEAD_SHAPE | {"VALUES": tiling.values, "EARLY": early, "CHUNK": 32, "NODES": tiling.nodes}
+    after_root, blocks, _, _ = gdn_triton.cut(length, VALUE_DIM, tiling)
+    shape = HEAD_SHAPE | {"CHUNK": 32, "NODES": tiling.nodes}
     shape |= {"AFTER_ROOT": after_root, "PRECISION": gdn_triton.PRECISION}
-    whole = shape | {"TILES": tiles, "BLOCKS": blocks}
     for kernel, constants, warps in (
-        (gdn_triton._prepare, whole, max(tiling.prepare_warps, 4 if early else 1)),
-        (gdn_triton._apply, shape, tiling.apply_warps),
+        (gdn_triton._prepare, shape | {"BLOCKS": blocks}, tiling.prepare_warps),
+        (gdn_triton._apply, shape | {"VALUE_DIM": VALUE_DIM, "VALUES": tiling.values}, tiling.apply_warps),
     ):
         shared, spilt = compiled(kernel, constants, capability, warps, tmp_path)
         assert shared <= (room if length <= gdn_triton.longest(room) else gdn_triton.LARGE_SHARED_BYTES)
@@ -67,7 +66,7 @@ def test_a_geforce_runs_the_usual_budgets() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_replay_fits_the_device(device: str, tmp_path: Path) -> None:
     capability, room = DEVICES[device]
-    shape = HEAD_SHAPE | {"VALUES": gdn_triton.Tiling.replay_values, "LONGEST": 16}
+    shape = HEAD_SHAPE | {"VALUE_DIM": VALUE_DIM, "VALUES": gdn_triton.Tiling.replay_values, "LONGEST": 16}
     shared, spilt = compiled(gdn_triton._replay, shape, capability, 1, tmp_path)
     assert shared <= room
     assert spilt <= 64
