@@ -38,6 +38,7 @@ def timed(
     way(max(prompts, key=len), count)  # kernels and graphs
     total, texts = 0.0, []
     for prompt in prompts:
+        way(prompt, 1)  # kernels of a prompt of this length
         times = []
         for wanted in (1, count):
             torch.cuda.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +54,13 @@ class Rows:
         details: dict[str, Any] | None = None,
     ) -> None:
         """One figure; `ratio` is how many times better than the peer, `bar` the ratio that was aimed at, `details`
-        what plots need beyond it."""
+        what plots need beyond it.
+
+        Raises:
+            ValueError: a figure that cannot have been measured (negative or not finite).
+        """
+        if not (0 <= value < math.inf and 0 <= ratio < math.inf):
+            raise ValueError(f"{name}: {value} {unit}, {ratio} times {peer}: no such thing can be measured")
         row = {
             "name": name,
             "value": round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}"),
