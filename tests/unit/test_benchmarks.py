@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+PEERS = ("speculators", "specforge")
 KEYS = {"name", "value", "unit", "peer", "ratio", "bar", "met", "machine", "versions", "seed", "command", "date"}
 
 
@@ -115,3 +116,28 @@ def test_the_page_names_a_cause_for_every_bar_that_is_not_met(tmp_path: Path, mo
         "- a new one: the cause is not known.",
         "- Not measured: another. The cause: no time.",
     ]
+
+
+def test_the_page_is_made_of_the_results_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = script("measured_page")
+    kept = (page.DOCS / "measured.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    assert page.page() == kept, "run python benchmarks/measured_page.py"
+
+
+def test_the_readme_tells_what_the_results_say() -> None:
+    def ratio(file: str, name: str, peer: str) -> float:
+        rows = json.loads((FOLDER / "results" / f"{file}.json").read_text(encoding="utf-8"))
+        return next(float(row["ratio"]) for row in rows if row["name"].startswith(name) and row["peer"] == peer)
+
+    told = " ".join((FOLDER.parent / "README.md").read_text(encoding="utf-8").split())
+    memory = {peer: ratio("gpu_training", f"training: peak device memory of {peer}", "times ours") for peer in PEERS}
+    for sentence in (
+        f"our trainer makes {ratio('gpu_training', 'training: ours', 'speculators'):.2f} times the tokens/s of",
+        f"in {100 / memory['speculators']:.0f} % of its memory",
+        f"and {ratio('gpu_training', 'training: ours', 'specforge'):.2f} times those of SpecForge",
+        f"SpecForge 0.2 in {100 / memory['specforge']:.0f} %.",
+        f"accepts {ratio('gpu_ablation', 'ablation: kl-streak, chain', 'ce-decay'):.2f} times the tokens a pass",
+        f"at {100 * ratio('gpu_extraction', 'extraction: capture and', 'plain forward of the same batches'):.0f} % of",
+    ):
+        assert sentence in told
