@@ -11,12 +11,15 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from drafthouse.errors import ConfigError
-from drafthouse.store import Fence, Store
+from drafthouse.store import Fence, FencedError, Store
 
 JOB, EPOCH, NODE, STORE = "DRAFTHOUSE_JOB", "DRAFTHOUSE_EPOCH", "DRAFTHOUSE_NODE", "DRAFTHOUSE_JOB_STORE"
+FENCED = "DRAFTHOUSE_FENCED"
 FENCE_EVERY_S = 5.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -32,12 +35,14 @@ class JobContext:
         epoch: which of its lives this is, counted from 1.
         node: name of the node, as the inventory has it.
         store_url: where the job keeps what must survive the node; None: it has no store of its own.
+        fenced: the file that tells this life's runtime not to start it again; None: nobody reads one.
     """
 
     job: str
     epoch: int
     node: str
     store_url: str | None
+    fenced: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobContext | None:
@@ -57,7 +62,8 @@ class JobContext:
         node = environment.get(NODE, "").strip()
         if not node:
             raise _wrong(NODE, node, "not the name of a node")
-        return cls(job, int(epoch), node, environment.get(STORE) or None)
+        fenced = environment.get(FENCED)
+        return cls(job, int(epoch), node, environment.get(STORE) or None, Path(fenced) if fenced else None)
 
     def store(self, own: Store) -> Store:
         """The job's store; `own`, that of the run, when the job names none."""
@@ -65,20 +71,23 @@ class JobContext:
 
     def watch(self, own: Store) -> FenceWatch:
         """Asks whether this life still counts."""
-        return FenceWatch(Fence(self.store(own), self.job), self.epoch)
+        return FenceWatch(Fence(self.store(own), self.job), self.epoch, word=self.fenced)
 
 
 class FenceWatch:
     """Call it as often as you like: it asks the store at once the first time, then at most every `every_s` seconds.
+
+    The exit status of a life that is over (`FencedError.exit_code`) may never reach the runtime: torchrun ends with 1,
+    whatever its workers ended with. So the file `word` is left, too, before anybody is told.
 
     Raises:
         FencedError: (when called) the job was moved elsewhere.
         StoreError: (when called) the store cannot be asked; the next call asks again.
     """
 
-    def __init__(self, fence: Fence, epoch: int, every_s: float = FENCE_EVERY_S) -> None:
+    def __init__(self, fence: Fence, epoch: int, every_s: float = FENCE_EVERY_S, *, word: Path | None = None) -> None:
         self.fence, self.epoch = fence, epoch
-        self._every_s = every_s
+        self._every_s, self._word = every_s, word
         self._asked: float | None = None
         self._lock = threading.Lock()
 
@@ -89,8 +98,17 @@ class FenceWatch:
 
     def now(self) -> None:
         """Ask, whenever that was done last."""
-        self.fence.check(self.epoch)
+        try:
+            self.fence.check(self.epoch)
+        except FencedError as error:
+            self._leave_word(str(error))
+            raise
         self._asked = time.monotonic()
+
+    def _leave_word(self, sentence: str) -> None:
+        if self._word is not None:
+            with suppress(OSError):  # then the exit status alone has to tell it
+                self._word.write_text(f"{sentence}\n", encoding="utf-8")
 
 
 def _wrong(name: str, value: str, what: str) -> ConfigError:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,21 @@ class TestWatch:
             watch()
         assert caught.value.exit_code == 76
         assert isinstance(fence.since(1), datetime)
+
+    def test_a_life_that_is_over_leaves_word_for_its_runtime(self, store: Store, tmp_path: Path) -> None:
+        word = tmp_path / "fenced"
+        job = JobContext.from_environment({**ENVIRONMENT, "DRAFTHOUSE_FENCED": str(word)})
+        assert job is not None
+        watch = FenceWatch(Fence(store, job.job), job.epoch, every_s=0.0, word=job.fenced)
+        watch()
+        assert not word.exists()
+        Fence(store, job.job).raise_to(job.epoch + 1, {})
+        with pytest.raises(FencedError) as caught:
+            watch()
+        assert word.read_text(encoding="utf-8") == f"{caught.value}\n"
+        gone = FenceWatch(Fence(store, job.job), job.epoch, word=tmp_path / "no/such/folder")
+        with pytest.raises(FencedError):
+            gone()
 
     def test_a_store_that_does_not_answer_is_asked_again(self, store: Store) -> None:
         class Down(Counting):

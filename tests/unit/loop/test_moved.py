@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ import pytest
 
 from drafthouse.drafter.metrics import read_metrics
 from drafthouse.errors import ConfigError
+from drafthouse.fleet.runtime import supervisor
+from drafthouse.fleet.runtime.protocol import Launch
 from drafthouse.loop import steps
 from drafthouse.loop.folder import RunFolder
 from drafthouse.progress import Silent
@@ -95,6 +101,44 @@ def test_a_life_that_is_over_ends_with_its_own_exit_status(store: Store, enter: 
     assert ended.err.startswith("error: ")
     assert "epoch 1 of this job is over: epoch 2 was declared" in ended.err
     assert {info.key for info in store.list()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
+def test_a_life_that_is_over_is_not_started_again_below_torchrun(store: Store, enter: Enter, tmp_path: Path) -> None:
+    """torchrun, as the shipped extraction is started, makes exit status 1 of a worker's 76."""
+    node = enter("zombie", 1)
+    Fence(store, "a-job").raise_to(2, {})
+    for info in store.list("runs/states/done")[:1]:
+        store.delete(info.key)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch = Launch(
+        job="a-job",
+        epoch=1,
+        argv=(*launcher, "-m", "drafthouse.cli", "states", "extract", "--out", str(node)),
+        env={name: value for name, value in os.environ.items() if name.startswith(("DRAFTHOUSE_", "OMP_"))},
+        restart="on-failure",
+        retries=1,
+    )
+    root = tmp_path / "root"
+
+    def ask(verb: str, *words: str, request: str = "") -> dict[str, Any]:
+        argv = [sys.executable, supervisor.__file__, verb, str(root), launch.unit, *words]
+        done = subprocess.run(argv, input=request, capture_output=True, text=True, timeout=60, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    ask("start", request=json.dumps(asdict(launch)))
+    end = time.monotonic() + 240
+    try:
+        while (found := ask("status"))["state"] != "exited" and time.monotonic() < end:
+            time.sleep(0.5)
+    finally:
+        ask("stop", "0")
+    log = (root / "units" / launch.unit / "log").read_text(encoding="utf-8")
+    assert (found["state"], found["exit"], found["restarts"]) == ("exited", 76, 0), log
+    assert "epoch 1 of this job is over: epoch 2 was declared" in log
+    assert "ChildFailedError" in log, "it was torchrun that ended, with a status of its own"
 
 
 def test_nonsense_in_the_environment_is_one_sentence(enter: Enter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 Secrets are not given with `--env-file`: `docker inspect` would show them to everyone who may ask the engine. They are
 in a file of mode 0600 that belongs to the container's user, in a folder that only root of the node can enter; the shell
 script `enter`, which is the container's entry point, reads it. The same script keeps the engine from starting a unit
-again whose job was moved elsewhere (exit status 76): restart policies know no exit status but 0.
+again whose job was moved elsewhere (exit status 76, or the file that a worker leaves below a launcher which ends with
+another one): restart policies know no exit status but 0.
 
 The container shares the node's network, and finds the job's folder at the path that it has on the node. `argv` follows
 the image's entry point, as with `docker run`.
@@ -41,11 +42,12 @@ ENTER = f"""\
 # enter exec WORD...            become a command with the unit's secrets
 # enter on-failure|always|never WORD...   run the unit's command
 . {BOX}/secrets
+export DRAFTHOUSE_FENCED={BOX}/fenced
 export TINI_SUBREAPER=1  # an image may bring an init of its own, which is not pid 1 here
 policy=$1
 shift
 [ "$policy" != exec ] || exec "$@"
-rm -f {BOX}/exit
+rm -f {BOX}/exit {BOX}/fenced
 "$@" &
 child=$!
 trap 'told=1; kill -TERM "$child" 2>/dev/null' TERM INT
@@ -56,6 +58,7 @@ while [ -n "$told" ]; do
     found=$?
     [ "$found" = 127 ] && [ -n "$status" ] || status=$found
 done
+[ ! -e {BOX}/fenced ] || status={FENCED}
 echo "$status" >{BOX}/exit
 # The engine restarts whatever does not end with 0.
 case "$policy $status" in

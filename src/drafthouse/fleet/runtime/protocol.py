@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from drafthouse.fleet.connection import Answer, NodeConnection
 
 FENCED = 76
-"""Exit status of a worker whose job was moved elsewhere (`fleet.errors.FencedError`): never restarted."""
+"""Exit status of a worker whose job was moved elsewhere (`fleet.errors.FencedError`): never restarted. Launchers as
+torchrun make another one of it, so the worker also leaves the file that its runtime names in DRAFTHOUSE_FENCED."""
 
 State = Literal["running", "restarting", "exited", "absent"]
 

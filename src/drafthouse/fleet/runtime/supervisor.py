@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NoReturn  # noqa: UP035 - Python 3.9
 
 REFUSED = 3
-FENCED = 76
+FENCED, FENCED_FILE = 76, "fenced"
 DEFECT = 70  # sysexits.h: EX_SOFTWARE
 MARK = "DRAFTHOUSE_UNIT"
 LOG_BYTES, LOG_FILES = 10 * 2**20, 3
@@ -52,7 +52,8 @@ class RefusalError(Exception):
 
 
 class Unit:
-    """A unit's folder: `request.json` (no secrets), `environment.json` (mode 0600), `status.json`, `log`, `lock`."""
+    """A unit's folder: `request.json` (no secrets), `environment.json` (mode 0600), `status.json`, `log`, `lock`,
+    `stop.json` once a stop was asked for, `fenced` once a process of it has found that its life is over."""
 
     def __init__(self, root: str, name: str) -> None:
         self.name, self.root = name, Path(root)
@@ -85,6 +86,10 @@ class Unit:
             os.close(held)
             return None
         return held
+
+    def fenced(self) -> bool:
+        """Whether a process of the unit left word that the job was moved elsewhere."""
+        return (self.folder / FENCED_FILE).exists()
 
     def supervised(self) -> bool:
         if not (self.folder / "lock").exists():
@@ -223,7 +228,7 @@ class Supervisor:
         self.child: int | None = None
         # A status from before means that an earlier supervisor of this life was killed, and the command with it.
         ended = before.get("state") == "exited"
-        self.exit: int | None = before["exit"] if ended else 137 if before else None
+        self.exit: int | None = before["exit"] if ended else self._verdict(137) if before else None
         self.output: int | None = None
         self.stopping, self.told, self.kill_at = False, False, 0.0
         self.how = "term"
@@ -306,7 +311,12 @@ class Supervisor:
             self.log.note(f"these processes do not die: {sorted(survivors)}")
         self._copy()
         self._close_output()
-        return status
+        return self._verdict(status)
+
+    def _verdict(self, status: int) -> int:
+        """The exit status of the command, or that of the process in it which was fenced off: a launcher that stands
+        between (torchrun) ends with one of its own."""
+        return FENCED if self.unit.fenced() else status
 
     def _forward(self) -> None:
         """SIGTERM to the command once a stop was asked for; SIGKILL to all of it when the grace is over."""
@@ -451,7 +461,7 @@ def start(unit: Unit) -> dict[str, Any]:
         environment = environment_of(unit, request)
         request["workdir"] = request["workdir"] or str(job)
         check_program(request, environment)
-        unit.forget("status.json", "stop.json")
+        unit.forget("status.json", "stop.json", FENCED_FILE)
         wanted = ("job", "epoch", "argv", "workdir", "restart", "retries", "grace_s", "labels")
         try:
             unit.write("environment.json", environment)
@@ -503,7 +513,8 @@ def environment_of(unit: Unit, request: dict[str, Any]) -> dict[str, str]:
     # Otherwise CUDA counts the fastest GPU first, and device 0 is another one than nvidia-smi's.
     environment.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=",".join(devices))
     environment.update(DRAFTHOUSE_JOB=request["job"], DRAFTHOUSE_EPOCH=str(request["epoch"]))
-    return {**environment, **request["env"], **request["secrets"], MARK: str(unit.folder)}
+    ours = {MARK: str(unit.folder), "DRAFTHOUSE_FENCED": str(unit.folder / FENCED_FILE)}
+    return {**environment, **request["env"], **request["secrets"], **ours}
 
 
 def check_program(request: dict[str, Any], environment: dict[str, str]) -> None:

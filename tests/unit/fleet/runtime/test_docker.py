@@ -60,6 +60,15 @@ def test_the_engine_restarts_what_it_should(
     assert (tmp_path / "exit").read_text() == f"{exit}\n", "what it was in truth"
 
 
+@pytest.mark.parametrize("policy", ["on-failure", "always"])
+def test_what_was_fenced_off_below_a_launcher_is_not_started_again(
+    enter: list[str], policy: str, tmp_path: Path
+) -> None:
+    assert run(enter, policy, "sh", "-c", "echo over >$DRAFTHOUSE_FENCED; exit 1").returncode == 0
+    assert (tmp_path / "exit").read_text() == f"{FENCED}\n"
+    assert run(enter, policy, "sh", "-c", "exit 1").returncode == 1, "a word of an earlier start does not count"
+
+
 def test_sigterm_is_passed_on_and_the_commands_own_status_is_kept(enter: list[str], tmp_path: Path) -> None:
     (tmp_path / "exit").write_text("stale")
     script = "trap 'echo bye; sleep 0.2; exit 7' TERM; echo up; while :; do sleep 0.05; done"

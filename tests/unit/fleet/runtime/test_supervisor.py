@@ -130,6 +130,17 @@ def test_what_is_started_again(here: Here, restart: str, retries: int, exit: int
     assert here.log(unit) == "run\n" * runs
 
 
+@pytest.mark.parametrize("exit", [0, 1, 137])
+def test_what_was_fenced_off_below_a_launcher_is_not_started_again(here: Here, exit: int) -> None:
+    script = f"echo run; echo over >$DRAFTHOUSE_FENCED; exit {exit}"
+    unit = here.start("sh", "-c", script, restart="always", retries=5, env={"DRAFTHOUSE_FENCED": "/somewhere/else"})
+    found = here.end(unit)
+    assert (found["exit"], found["restarts"]) == (FENCED, 0)
+    again = asdict(Launch(job="a", epoch=1, argv=("sh", "-c", "exit 3"), restart="never"))
+    here.ask("start", unit, request=again)
+    assert here.end(unit)["exit"] == 3, "what is started anew has a life of its own"
+
+
 def test_always_means_after_success_too_and_a_stop_ends_the_pause(here: Here) -> None:
     unit = here.start("sh", "-c", "echo run", restart="always")
     here.until(unit, lambda: here.log(unit).count("run") == 2 and here.state(unit) == "restarting")
