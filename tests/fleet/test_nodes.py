@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from drafthouse.fleet.parallel import each
 from drafthouse.store import Store
 from tests.doubles.nodes import Fleet, Node
 from tests.fixtures_s3 import s3_url
+from tests.patience import until
 
 HOLDS_A_FLEET = """
 import sys, time
@@ -68,7 +68,8 @@ def test_death_takes_processes_and_memory_and_leaves_disks_and_the_host_key(heal
     node.write("/srv/kept", b"disk")
     node.write("/dev/shm/lost", b"memory")
     assert ssh(healthy, node, "setsid sleep 1000 > /dev/null 2>&1 < /dev/null &").returncode == 0
-    assert "sleep 1000" in node.pids().values()
+    # ssh has answered when the shell has forked; the child may still be called `sh`, or `setsid`.
+    until(lambda: "sleep 1000" in node.pids().values(), "the node's `sleep`")
     node.kill()
     assert node.pids() == {}
     with pytest.raises(ConnectionRefusedError):
@@ -118,11 +119,8 @@ def test_nothing_outlives_the_process_that_made_the_nodes(tmp_path: Path, fleet:
     assert network.exists()
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    end = time.monotonic() + 10
-    while (network.exists() or Path(f"/proc/{pid}").exists()) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not network.exists()
-    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not network.exists(), "the end of the nodes' network")
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the node's first process")
 
 
 @pytest.mark.s3

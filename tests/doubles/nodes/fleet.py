@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +18,7 @@ import yaml
 
 from tests.doubles.nodes.keys import new_key
 from tests.doubles.nodes.node import Node
+from tests.patience import until
 
 REPOSITORY = Path(__file__).parents[3]
 PRIVATE = ("/root", "/tmp", "/var/tmp", "/srv", "/run", "/dev/shm")
@@ -110,9 +110,7 @@ class Fleet:
         self._control.close()
         self._keeper.wait(timeout=30)
         link = Path("/sys/class/net") / self._link
-        end = time.monotonic() + 10
-        while link.exists() and time.monotonic() < end:  # the kernel takes namespaces down in the background
-            time.sleep(0.02)
+        until(lambda: not link.exists(), f"the end of {self._link}")  # the kernel does it in the background
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Let the keeper do something.
@@ -167,13 +165,7 @@ class Fleet:
     def _keeper_pid(self) -> int:
         outer = self._keeper.pid
         children = Path(f"/proc/{outer}/task/{outer}/children")
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            found = children.read_text().split()
-            if found:
-                return int(found[0])
-            time.sleep(0.005)
-        raise RuntimeError("the keeper of the nodes did not start")
+        return int(until(lambda: children.read_text().split(), "the keeper of the nodes")[0])
 
     def _connect(self) -> None:
         """A cable from this machine into the fleet, named by the subnet: no other fleet can take the same."""

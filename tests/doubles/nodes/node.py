@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from tests.doubles.nodes.keys import new_key
+from tests.patience import until
 
 if TYPE_CHECKING:
     from tests.doubles.nodes.fleet import Fleet
@@ -51,8 +51,7 @@ class Node:
         private, self.host_key = new_key()
         self._fleet.ask("write", name=self.name, files={"etc-ssh/ssh_host_ed25519_key": private})
         self._fleet.ask("renew", name=self.name)
-        while self._presented_key() != self.host_key:
-            time.sleep(0.01)
+        until(lambda: self._presented_key() == self.host_key, f"the new key of {self.name}")
 
     def pids(self) -> dict[int, str]:
         """Command lines of the node's processes by their pid in the test process' view; its pid 1 is the first."""
@@ -128,15 +127,14 @@ class Node:
         except (OSError, EOFError, paramiko.SSHException):
             return None
 
-    def await_sshd(self, seconds: float = 20.0) -> None:
+    def await_sshd(self) -> None:
         """Wait until the node greets as an ssh server."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                with socket.create_connection((self.address, self.port), timeout=1) as connection:
-                    if connection.recv(4) == b"SSH-":
-                        return
-            except OSError:
-                pass
-            time.sleep(0.01)
-        raise RuntimeError(f"{self.name} does not answer at {self.address}:{self.port}: {self.log()[-2000:]}")
+
+        def greets() -> bool:
+            with socket.create_connection((self.address, self.port), timeout=1) as connection:
+                return connection.recv(4) == b"SSH-"
+
+        try:
+            until(greets, f"sshd of {self.name} at {self.address}:{self.port}")
+        except AssertionError as error:
+            raise RuntimeError(f"{error}; it said: {self.log()[-2000:]}") from error
