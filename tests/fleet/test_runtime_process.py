@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -23,8 +25,11 @@ from drafthouse.fleet.runtime.process import Process
 from drafthouse.fleet.runtime.protocol import Launch, UnitStatus
 from tests.doubles.nodes import Fleet, Node
 from tests.doubles.nodes.fleet import SIZES
+from tests.patience import until
 
 RUNTIME = Process()
+GRACE_S = 60.0
+"""For what ends by itself when it is told to."""
 SECRET = "hush-4711 $(touch /srv/x) 'quoted'\nsecond line"
 
 
@@ -54,13 +59,6 @@ def launch(request: pytest.FixtureRequest, connection: NodeConnection) -> Iterat
     RUNTIME.remove(connection, made.unit)
 
 
-def until(holds: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.05)
-
-
 def status(connection: NodeConnection, launch: Launch) -> UnitStatus:
     return RUNTIME.status(connection, launch.unit)
 
@@ -70,8 +68,15 @@ def running(place: Node, words: str) -> list[int]:
 
 
 def overseers(place: Node, unit: str) -> list[int]:
-    """The keeper and the supervisor of a unit, in this order."""
-    return [pid for pid, line in place.pids().items() if " keep " in line and line.endswith(unit)]
+    """The keeper and the supervisor of a unit, in this order: the first to look after it is the other's parent."""
+    found = [pid for pid, line in place.pids().items() if " keep " in line and line.endswith(unit)]
+    return sorted(found, key=lambda pid: parent(pid) in found)
+
+
+def parent(pid: int) -> int | None:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def kill(place: Node, *pids: int) -> None:
@@ -87,11 +92,11 @@ def test_a_unit_runs_on_without_a_connection_and_ends_by_its_own_will(
         RUNTIME.start(
             other, replace(launch, argv=("sh", "-c", "trap 'echo bye; exit 0' TERM; echo hi; sleep 999 & wait"))
         )
-    until(lambda: list(RUNTIME.logs(connection, launch.unit)) == ["hi"])
+    until(lambda: list(RUNTIME.logs(connection, launch.unit)) == ["hi"], "its first words")
     found = status(connection, launch)
     assert (found.state, found.exit, found.restarts) == ("running", None, 0)
     assert [unit.unit for unit in RUNTIME.units(connection)] == [launch.unit]
-    stopped = RUNTIME.stop(connection, launch.unit, 5.0)
+    stopped = RUNTIME.stop(connection, launch.unit, GRACE_S)
     assert stopped.how == "term"
     assert status(connection, launch).state == "exited"
     assert status(connection, launch).exit == 0
@@ -107,32 +112,41 @@ def test_what_is_killed_comes_back_and_never_twice(connection: NodeConnection, p
     # A grandchild that has left the process group and lost its parent, and so cannot be found by either.
     script = "setsid sh -c 'sleep 777 & exec sleep 777' & sleep 777"
     RUNTIME.start(connection, replace(launch, argv=("sh", "-c", script), restart="on-failure", retries=3))
-    until(lambda: len(running(place, "sleep 777")) == 4)
+
+    def complete() -> list[int]:
+        """The shell and its three, once each of them is what it becomes."""
+        now = running(place, "sleep 777")
+        lines = place.pids()
+        settled = [pid for pid in now if lines.get(pid) == "sleep 777"]
+        return sorted(now) if (len(now), len(settled)) == (4, 3) else []
 
     def alone_again(before: list[int]) -> bool:
-        now = running(place, "sleep 777")
-        return len(now) == 4 and not set(now) & set(before)
+        now = complete()
+        return bool(now) and not set(now) & set(before)
 
-    first = running(place, "sleep 777")
-    kill(place, first[0])
-    until(lambda: alone_again(first))
-    assert (status(connection, launch).state, status(connection, launch).restarts) == ("running", 1)
+    first = until(complete, "the shell and its three")
+    [shell] = [pid for pid in first if place.pids()[pid] != "sleep 777"]
+    kill(place, shell)
+    until(lambda: alone_again(first), "all of it anew")
+    until(lambda: status(connection, launch).state == "running", "word of it")
+    assert status(connection, launch).restarts == 1
 
     keeper, supervisor = overseers(place, launch.unit)
-    second = running(place, "sleep 777")
+    second = complete()
     kill(place, supervisor)
-    until(lambda: alone_again(second))
+    until(lambda: alone_again(second), "all of it anew, under another supervisor")
+    until(lambda: status(connection, launch).state == "running", "word of it")
     assert status(connection, launch).restarts == 2
     assert len(overseers(place, launch.unit)) == 2
 
+    third = complete()
     kill(place, keeper)
-    time.sleep(0.3)
-    third = running(place, "sleep 777")
+    until(lambda: keeper not in overseers(place, launch.unit), "the keeper's end")
     assert status(connection, launch).state == "running"
-    assert len(third) == 4
+    assert complete() == third
 
     kill(place, *overseers(place, launch.unit))
-    until(lambda: overseers(place, launch.unit) == [])
+    until(lambda: overseers(place, launch.unit) == [], "the supervisor's end")
     assert status(connection, launch).state == "running", "what the command had started is still there"
     assert RUNTIME.stop(connection, launch.unit, 5.0).how == "kill"
     assert running(place, "sleep 777") == []
@@ -146,14 +160,14 @@ def test_a_stop_ends_all_of_it_within_the_grace_and_nothing_else(
     RUNTIME.start(connection, replace(launch, argv=("sh", "-c", script)))
     other = replace(launch, job="another", argv=("sleep", "778"))
     RUNTIME.start(connection, other)
-    until(lambda: len(running(place, "sleep 778")) == 5)
+    until(lambda: list(place.pids().values()).count("sleep 778") == 4, "the three of the one and the other's")
     stopped = RUNTIME.stop(connection, launch.unit, 1.0)
     assert stopped.how == "kill"
-    assert 1.0 <= stopped.seconds < 6.0
+    assert 1.0 <= stopped.seconds < 60
     assert status(connection, launch).exit == 137
     assert len(running(place, "sleep 778")) == 1
     assert status(connection, other).state == "running"
-    assert RUNTIME.stop(connection, other.unit, 5.0).how == "term"
+    assert RUNTIME.stop(connection, other.unit, GRACE_S).how == "term"
     RUNTIME.remove(connection, other.unit)
 
 
@@ -182,10 +196,10 @@ def test_secrets_are_in_the_environment_and_nowhere_else(
     watcher.start()
     try:
         RUNTIME.start(connection, replace(launch, secrets={"TOKEN": SECRET}, env={"OPEN": "yes"}))
+        until(lambda: any("supervisor-" in line for line in seen), "a look at the supervisor")
     finally:
         done = True
         watcher.join()
-    assert any("supervisor-" in line for line in seen)
     assert not any("hush-4711" in line for line in seen)
     assert RUNTIME.exec(connection, launch.unit, ["printenv", "TOKEN"]).stdout == f"{SECRET}\n"
     listed = connection.run(["grep", "-rl", "hush-4711", DEFAULT_ROOT], check=False).stdout.split()
@@ -200,7 +214,7 @@ def test_secrets_are_in_the_environment_and_nowhere_else(
 def test_what_is_wrong_is_told_with_the_nodes_name(connection: NodeConnection, place: Node, launch: Launch) -> None:
     listen = "import socket, time; server = socket.create_server(('', 8123)); time.sleep(1000)"
     RUNTIME.start(connection, replace(launch, argv=("python3", "-c", listen)))
-    until(lambda: _answers(place, 8123))
+    until(lambda: _answers(place, 8123), "the listener")
     with pytest.raises(CommandError, match=r"^node2: port 8123 is taken by another process$"):
         RUNTIME.start(connection, replace(launch, epoch=2, ports=(8123,)))
     with pytest.raises(CommandError, match=r"^node2: there is no program nonsense in PATH$"):
@@ -240,7 +254,7 @@ def test_a_follower_that_leaves_leaves_the_unit_alone(connection: NodeConnection
     lines = RUNTIME.logs(connection, launch.unit, follow=True)
     assert next(lines) == "first"
     lines.close()  # type: ignore[attr-defined]
-    until(lambda: running(place, f"logs {DEFAULT_ROOT}") == [])
+    until(lambda: running(place, f"logs {DEFAULT_ROOT}") == [], "the follower's end")
     assert status(connection, launch).state == "running"
 
 
@@ -254,7 +268,7 @@ def test_a_node_that_died_remembers_the_unit_as_ended_and_starts_it_anew(
     assert (found.state, found.exit) == ("exited", 137)
     RUNTIME.start(connection, replace(launch, argv=("sh", "-c", "echo life; exec sleep 781")))
     assert status(connection, launch).state == "running"
-    until(lambda: list(RUNTIME.logs(connection, launch.unit)) == ["life", "life"])
+    until(lambda: list(RUNTIME.logs(connection, launch.unit)) == ["life", "life"], "the second life's word")
 
 
 def test_a_node_without_python_says_what_to_do(fleet: Fleet, connection: NodeConnection) -> None:
@@ -282,7 +296,7 @@ def test_the_root_folder_is_the_nodes_own_choice(connection: NodeConnection, lau
     node = replace(connection.node, vars={"job_root": "/var/tmp/a folder"})
     with NodeConnection(node, connection.known_hosts) as other:
         RUNTIME.start(other, replace(launch, argv=("pwd",)))
-        until(lambda: RUNTIME.status(other, launch.unit).state == "exited")
+        until(lambda: RUNTIME.status(other, launch.unit).state == "exited", "its end")
         assert list(RUNTIME.logs(other, launch.unit)) == [f"/var/tmp/a folder/jobs/{launch.job}"]
         assert status(connection, launch).state == "absent"
 
