@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ CONNECT_S = 10
 KEEPALIVE_S = 15
 SILENCE_MS = 45_000
 """Unacknowledged data, of which keepalive sees to it that there is some, ends the connection after this (tcp(7))."""
+
+_NO_ANSWER, _NO_KEY = "Authentication timeout.", "No authentication methods available"  # words of paramiko
 
 # Its transport thread logs a traceback for every host that hangs up; what matters of it is in our errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -40,6 +43,24 @@ class _RejectAndSay(paramiko.RejectPolicy):  # type: ignore[misc]
         )
 
 
+class _Login(paramiko.Transport):  # type: ignore[misc]
+    """Knows whether the other side has answered an offer of ours with no.
+
+    Paramiko raises AuthenticationException for that, and also when the other side dies or hangs while it is asked.
+    """
+
+    refused = False
+
+    def auth_publickey(self, username: str, key: paramiko.PKey, event: threading.Event | None = None) -> list[str]:
+        try:
+            allowed: list[str] = super().auth_publickey(username, key, event)
+        except paramiko.AuthenticationException as error:
+            # Who says no goes on listening, for the next key.
+            self.refused = self.refused or (self.is_active() and str(error) != _NO_ANSWER)
+            raise
+        return allowed
+
+
 class PinnedConnection(fabric.Connection):  # type: ignore[misc]
     """Fabric's connection to `node`, with keys from `known_hosts` only."""
 
@@ -57,6 +78,7 @@ class PinnedConnection(fabric.Connection):  # type: ignore[misc]
                 "channel_timeout": 2.0 * CONNECT_S,
                 "allow_agent": node.key_file is None,
                 "look_for_keys": node.key_file is None,
+                "transport_factory": _Login,
             },
         )
         client = paramiko.SSHClient()
@@ -82,8 +104,10 @@ def connect(node: Node, known_hosts: Path) -> PinnedConnection:
         connection.transport.set_keepalive(KEEPALIVE_S)
         connection.transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
     except BaseException as error:
+        login = connection.client.get_transport()
+        refused = isinstance(login, _Login) and login.refused
         connection.client.close()
-        _explain(error, node, known_hosts)
+        _explain(error, node, known_hosts, refused)
     return connection
 
 
@@ -117,7 +141,7 @@ def _private_key(node: Node, file: Path) -> paramiko.PKey:
     raise AccessError(reason, where=str(node), fix=fix) from None
 
 
-def _explain(error: BaseException, node: Node, known_hosts: Path) -> NoReturn:
+def _explain(error: BaseException, node: Node, known_hosts: Path, refused: bool) -> NoReturn:
     where = str(node)
     if isinstance(error, paramiko.BadHostKeyException):
         raise HostKeyError(
@@ -126,7 +150,13 @@ def _explain(error: BaseException, node: Node, known_hosts: Path) -> NoReturn:
             where=where,
             fix=f"find out why; if it was rebuilt: fab trust --node {node.name} --replace",
         ) from None
-    if isinstance(error, paramiko.AuthenticationException):
+    if isinstance(error, paramiko.SSHException) and str(error) == _NO_KEY:
+        raise AccessError(
+            f"there is no key to log in with as {node.user}",
+            where=where,
+            fix="add one to the ssh agent, or set ansible_ssh_private_key_file in the inventory",
+        ) from None
+    if refused and isinstance(error, paramiko.SSHException):
         raise AccessError(
             f"the node refuses our key for {node.user} ({error})",
             where=where,
