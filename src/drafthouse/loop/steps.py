@@ -23,7 +23,6 @@ from drafthouse.drafter.trainer import DRAFTER
 from drafthouse.errors import ConfigError
 from drafthouse.loop.answers import Answering
 from drafthouse.loop.drafters import drafters_in, fetch_drafter
-from drafthouse.loop.exclusive import exclusive
 from drafthouse.loop.folder import RunFolder
 from drafthouse.loop.job import FenceWatch, JobContext
 from drafthouse.loop.tiny import EMBEDDED, embedded_target, train_embedded
@@ -33,6 +32,7 @@ from drafthouse.states import ExtractSettings, StatesReader, WorkerSummary, run_
 from drafthouse.states.protocols import Taps
 from drafthouse.states.worker import default_worker_id
 from drafthouse.store import Store
+from drafthouse.store.exclusive import exclusive
 from drafthouse.target import Target
 
 CORPUS, ANSWERS, STATES = "corpus", "answers", "states"

@@ -10,11 +10,11 @@ from drafthouse.drafter import DrafterConfig, TrainResult, train
 from drafthouse.drafter.parallel import joined
 from drafthouse.drafter.trainer import Evaluate, StatesSource, TargetHead, TrainSettings, run_spec
 from drafthouse.loop.checkpoints import Copies
-from drafthouse.loop.exclusive import exclusive
 from drafthouse.loop.job import FenceWatch
 from drafthouse.progress import Progress
 from drafthouse.states.worker import told_to_stop
 from drafthouse.store import Store
+from drafthouse.store.exclusive import exclusive
 
 
 def train_kept(

@@ -9,6 +9,7 @@ from obstore import exceptions
 from drafthouse.errors import StoreError
 
 _FULL = ("No space left on device", "StorageFull", "Disk quota exceeded", "QuotaExceeded", "File too large")
+_READ_ONLY = "Read-only file system"
 _XML_CODE = re.compile(r"<Code>([^<]+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 
@@ -33,6 +34,8 @@ def explain(error: Exception, where: str) -> StoreError:
     status = _STATUS.search(text)
     if any(mark in text for mark in _FULL):
         return StoreError("the disk is full", where=where, fix="free space there and start again: done shards are kept")
+    if _READ_ONLY in text:
+        return StoreError("the disk is read-only", where=where, fix="choose a folder that can be written")
     refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
     if isinstance(error, PermissionError) or (refused and "os error" in text):
         return StoreError("permission denied", where=where, fix="make it readable and writable for this user")

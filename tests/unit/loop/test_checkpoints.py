@@ -29,9 +29,9 @@ from drafthouse.errors import ConfigError, DrafterError, StoreError
 from drafthouse.loop import checkpoints as module
 from drafthouse.loop import committed
 from drafthouse.loop.committed import CommittedFolders
-from drafthouse.loop.exclusive import exclusive
 from drafthouse.loop.job import FenceWatch, JobContext
 from drafthouse.store import Fence, FencedError, ObjectInfo, Store
+from drafthouse.store.exclusive import exclusive
 from tests.fixtures_s3 import s3_url, seaweed
 from tests.unit.drafter.doubles import Batch, Source
 from tests.unit.loop.train_job import RECIPE, SETTINGS, source_of, work

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from drafthouse.errors import ConfigError, DrafthouseError
-from drafthouse.loop.exclusive import exclusive
+from drafthouse.store.exclusive import exclusive
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from drafthouse.loop.exclusive import exclusive
+from drafthouse.store.exclusive import exclusive
 with exclusive(Path(sys.argv[1]), "sleeps"):
     print("held", flush=True)
     time.sleep(60)
