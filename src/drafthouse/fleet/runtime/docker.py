@@ -110,11 +110,13 @@ class Docker:
     def stop(self, node: NodeConnection, unit: str, grace_s: float) -> Stopped:
         began = time.monotonic()
         before = self.status(node, unit).state
+        if before != "absent":
+            node.run(["docker", "stop", f"--time={math.ceil(grace_s)}", unit], timeout_s=grace_s + 60)
+            node.run(["docker", "update", "--restart=no", unit])  # for a start of the engine with another idea
+        # Nobody needs them any more, whoever has taken the container away.
+        node.run(["rm", "-f", self._box(node, unit, "secrets")])
         if before == "absent":
             return Stopped(unit, "absent", 0.0)
-        node.run(["docker", "stop", f"--time={math.ceil(grace_s)}", unit], timeout_s=grace_s + 60)
-        node.run(["docker", "update", "--restart=no", unit])  # for a start of the engine with another idea
-        node.run(["rm", "-f", self._box(node, unit, "secrets")])  # nobody needs them any more
         if before == "exited":
             return Stopped(unit, "absent", 0.0)
         after = self._inspect(node, unit)[0]["State"]

@@ -421,6 +421,7 @@ def look_after(unit: Unit) -> None:
         ended = {"state": "exited", "pid": None, "exit": DEFECT, "restarts": 0, "how": "kill"}
         with contextlib.suppress(OSError):
             unit.write("status.json", ended)
+        unit.forget("environment.json")
 
 
 def run(unit: Unit) -> None:
@@ -600,11 +601,16 @@ def launch(unit: Unit, grace_s: float) -> None:
 
 def stop(unit: Unit, grace_s: float) -> dict[str, Any]:
     began = time.monotonic()
+    # Written before anybody is looked for: a supervisor that was killed, and is started again right now, reads it.
+    if unit.folder.is_dir():
+        with contextlib.suppress(OSError):  # a full disk: who lives is told by a signal, too
+            unit.write("stop.json", {"grace_s": grace_s})
     if not unit.supervised():
         left = bool(unit.strays())
+        withdraw(unit, grace_s)
         survivors = kill_until_gone(unit.strays)
+        unit.forget("environment.json")
         return stopped("kill" if left else "absent", began, survivors)
-    unit.write("stop.json", {"grace_s": grace_s})
     told: set[int] = set()
     end = began + grace_s + 5.0
     while unit.supervised() and time.monotonic() < end:
@@ -614,17 +620,31 @@ def stop(unit: Unit, grace_s: float) -> dict[str, Any]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor, signal.SIGTERM)
         time.sleep(0.02)
-    if not unit.supervised():
-        return stopped(str(unit.read("status.json").get("how", "kill")), began, set())
+    last = unit.read("status.json")
+    if last.get("state") == "exited" and not unit.supervised():
+        unit.forget("environment.json")
+        return stopped(str(last.get("how", "kill")), began, set())
 
-    # The supervisor itself hangs or was stopped.
+    # The supervisor itself hangs, was stopped, or was killed meanwhile.
     def everything() -> set[int]:
         overseers = {pid for pid in processes() if is_supervisor(pid, unit)}
         return unit.strays() | overseers | {pid for each in overseers for pid in descendants(each)}
 
+    kill_until_gone(everything)
+    withdraw(unit, grace_s)
     survivors = kill_until_gone(everything)
+    unit.forget("environment.json")
     unit.write("status.json", {**unit.read("status.json"), "state": "exited", "exit": 137, "pid": None})
     return stopped("kill", began, survivors)
+
+
+def withdraw(unit: Unit, grace_s: float) -> None:
+    """Let systemd forget the unit: it starts a supervisor that was killed again after half a second, also one whose
+    folder is gone by then."""
+    if under_systemd():
+        words = ["systemctl", "stop", f"{unit.name}.service"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=grace_s + 20, check=False)
 
 
 def stopped(how: str, began: float, survivors: set[int]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -166,9 +167,11 @@ def test_a_defect_is_an_end_with_a_reason(here: Here) -> None:
     folder = here.root / "units/drafthouse-a-e1"
     folder.mkdir(parents=True)
     (folder / "request.json").write_text("{}")
+    (folder / "environment.json").write_text('{"TOKEN": "hush"}')
     assert here.call("run", "drafthouse-a-e1").returncode == 0
     found = here.ask("status", "drafthouse-a-e1")
     assert (found["state"], found["exit"]) == ("exited", supervisor.DEFECT)
+    assert not (folder / "environment.json").exists()
     assert "KeyError: 'argv'" in here.log("drafthouse-a-e1")
 
 
@@ -224,6 +227,55 @@ def test_secrets_stand_in_one_file_for_as_long_as_the_unit_lives(here: Here) -> 
     here.ask("stop", unit, "5")
     assert not any(b"hush-4711" in path.read_bytes() for path in folder.iterdir())
     assert here.call("exec", unit, "true").returncode == supervisor.REFUSED
+
+
+def kill_overseers(here: Here, unit: str) -> None:
+    """As the kernel does when memory runs out, to all that looks after a unit."""
+    made = supervisor.Unit(str(here.root), unit)
+    for pid in [pid for pid in supervisor.processes() if supervisor.is_supervisor(pid, made)]:
+        os.kill(pid, signal.SIGKILL)
+    here.until(unit, lambda: not made.supervised())
+
+
+def test_a_stop_takes_the_secrets_of_a_unit_that_nobody_looks_after(here: Here) -> None:
+    unit = here.start("sh", "-c", "setsid sleep 86398.5 & exec sleep 1000", secrets={"TOKEN": "hush-4711"})
+    here.until(unit, lambda: len(supervisor.Unit(str(here.root), unit).strays()) == 2)
+    kill_overseers(here, unit)
+    assert here.ask("stop", unit, "5")["how"] in ("kill", "absent")
+    assert supervisor.Unit(str(here.root), unit).strays() == set()
+    folder = here.root / "units" / unit
+    assert not any(b"hush-4711" in path.read_bytes() for path in folder.iterdir())
+    assert here.ask("status", unit)["state"] == "exited"
+
+
+def test_a_stop_takes_the_secrets_of_a_unit_whose_overseers_are_killed_over_it(here: Here) -> None:
+    script = "trap '' TERM; echo up; while :; do sleep 0.1; done"
+    unit = here.start("sh", "-c", script, secrets={"TOKEN": "hush-4711"})
+    here.until(unit, lambda: "up" in here.log(unit))
+    words = [PYTHON, str(PROGRAM), "stop", str(here.root), unit, "30"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as stopping:
+        here.until(unit, lambda: (here.root / "units" / unit / "stop.json").exists())
+        kill_overseers(here, unit)
+        said, _ = stopping.communicate(timeout=20)
+    assert json.loads(said)["how"] == "kill"
+    assert not (here.root / "units" / unit / "environment.json").exists()
+    assert supervisor.Unit(str(here.root), unit).strays() == set()
+
+
+def test_a_supervisor_that_is_started_again_hears_of_a_stop_that_came_meanwhile(here: Here) -> None:
+    """systemd starts one that was killed again after half a second."""
+    unit = here.start("sh", "-c", "echo run; exec sleep 1000", restart="always")
+    here.until(unit, lambda: here.log(unit) == "run\n")
+    kill_overseers(here, unit)
+    here.ask("stop", unit, "5")
+    assert here.call("run", unit).returncode == 0
+    assert here.log(unit) == "run\n"
+    assert here.ask("status", unit)["state"] == "exited"
+
+
+def test_a_stop_of_what_never_was_leaves_nothing(here: Here) -> None:
+    assert here.ask("stop", "drafthouse-a-e9", "5")["how"] == "absent"
+    assert list(here.root.iterdir()) == []
 
 
 def test_a_unit_that_runs_is_left_alone_and_one_that_has_ended_is_started_anew(here: Here) -> None:
