@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 60.0
+SECONDS = 120.0
 """Far more than anything here takes on a machine that is not broken."""
 
 
@@ -28,7 +28,7 @@ def until(
 
     Args:
         condition: one look. What it raises is a look that failed, and no end of the waiting.
-        what: what is waited for, as it stands after "waited 60 s for".
+        what: what is waited for, as it stands after "waited 120 s for".
         seconds: after them one last look is taken.
         unless: what makes waiting pointless (the process has ended), in words that are shown: when it is truthy, one
             last look is taken.

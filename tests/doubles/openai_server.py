@@ -36,6 +36,8 @@ class Behaviour:
     """Raw body of chat answers."""
     delay_s: float = 0
     """Before chat answers."""
+    held: threading.Event | None = None
+    """No chat is answered before it is set."""
     drop: bool = False
     """Close the connection instead of answering a chat."""
     forgets: bool = False
@@ -103,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         how = self.double.behaviour
         self.double.requests.append(asked)
         time.sleep(how.delay_s)
+        if how.held is not None:
+            how.held.wait()
         if how.drop:
             self.close_connection = True
             return None

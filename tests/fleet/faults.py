@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ from tests.fleet.operator import (
     TTL_S,
     Operator,
     SealedRun,
+    overseers,
     serve_embedded,
-    until,
 )
+from tests.patience import until
 
 FAULTS = ("worker killed", "supervisor killed", "all processes killed", "node moved from", "node dead", "node cut off")
 KINDS = ("extract", "train", "serve")
@@ -81,8 +82,8 @@ def strike(operator: Operator, fault: str, job: str, words: str) -> str:
     if fault == "worker killed":
         _kill(_pids(node, lambda line: words in line and "supervisor" not in line))
         return "nothing: restarted on its node"
-    if fault == "supervisor killed":  # the younger of the two that stand over a unit
-        _kill(sorted(_pids(node, lambda line: "supervisor" in line))[-1:])
+    if fault == "supervisor killed":  # the lower of the two that stand over a unit
+        _kill(overseers(node)[1:])
         return "nothing: restarted on its node"
     if fault == "all processes killed":
         _kill(_pids(node, lambda line: words in line or "supervisor" in line))
@@ -118,15 +119,15 @@ def extraction(operator: Operator, run: SealedRun, fault: str) -> Outcome:
         for lease in held:
             heartbeat.hold(lease)
         operator.fab("deploy", "--job", "extract")
-        until("the first shards are done", lambda: len(board.all_done()) == 4)
+        until(lambda: len(board.all_done()) >= 4, "the first shards")
         before = len(board.all_done())
         began = time.monotonic()
         give_back(heartbeat, board, held[:4])
         answer = strike(operator, fault, "extract", "drafthouse states extract")
-        until("it works again", lambda: len(board.all_done()) > before)
+        until(lambda: len(board.all_done()) > before, "a shard of the next life", seconds=300)
         seconds = time.monotonic() - began
         give_back(heartbeat, board, held[4:])
-        until("all shards are committed", lambda: len(board.all_done()) == SHARDS)
+        until(lambda: len(board.all_done()) == SHARDS, "the commit of all shards", seconds=300)
     markers = board.all_done()
     for marker in markers:
         assert hashlib.sha256(board.objects.get(marker.key)).hexdigest() == marker.sha256
@@ -161,15 +162,15 @@ def training(operator: Operator, run: SealedRun, fault: str, undisturbed: dict[i
         store=run.store,
     )
     operator.fab("deploy", "--job", "train")
-    until("a checkpoint is in the store", lambda: _stored(store, 1))
+    until(lambda: _stored(store, 1), "a checkpoint in the store", seconds=300)
     reached = int((train_progress(store, "ours", 1) or {}).get("step", 0))
     began = time.monotonic()
     answer = strike(operator, fault, "train", "drafter train")
     epoch = 1 if answer.startswith("nothing") else 2
     if epoch == 1:
-        until("it works again", lambda: _resumed(store, epoch))
+        until(lambda: _resumed(store, epoch), "a step of the next life", seconds=300)
     seconds = time.monotonic() - began
-    until("the training is finished", lambda: (train_progress(store, "ours", epoch) or {}).get("finished"), 180)
+    until(lambda: (train_progress(store, "ours", epoch) or {}).get("finished"), "the end of the training", seconds=300)
     found = train_progress(store, "ours", epoch) or {}
     moved = losses(store.get(f"drafters/ours/metrics/{epoch}.jsonl").decode())
     wrong = {step for step, loss in undisturbed.items() if moved.get(step) != loss}
@@ -197,11 +198,11 @@ def serving(operator: Operator, fault: str, folder: Path) -> Outcome:
         serve_embedded(operator, front.admin)
         operator.fab("deploy", "--job", "serve")
         traffic = stack.enter_context(Traffic(front.url))
-        until("clients are served", lambda: len(traffic.answers) > 1)
+        until(lambda: len(traffic.answers) > 1, "answers to clients")
         began = time.monotonic()
         answer = strike(operator, fault, "serve", "embedded_server")
         done = len(traffic.answers)
-        until("clients are served again", lambda: len(traffic.answers) > done + 1, 120)
+        until(lambda: len(traffic.answers) > done + 1, "further answers to clients", seconds=300)
         seconds = time.monotonic() - began
     assert set(traffic.answers) == {COPY_ANSWER}
     return Outcome(
@@ -292,7 +293,8 @@ def _pids(node: Node, chosen: Callable[[str], bool]) -> list[int]:
 
 def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the end of another of them was its own
+            os.kill(pid, signal.SIGKILL)
 
 
 def _stored(store: Store, epoch: int) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import until
 from tests.ports import free_ports
 
 CONFIG = """\
@@ -63,15 +63,12 @@ def haproxy(
         process = subprocess.Popen([program, "-db", "-f", str(config)], stdout=log, stderr=log)
     found = HaProxy(f"http://{address}:{port}", f"{address}:{admin}")
     try:
-        end = time.monotonic() + 10
-        while True:
-            try:
-                found.ask("show info")
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError((folder / "haproxy.log").read_text()) from None
-                time.sleep(0.05)
+        log_file = folder / "haproxy.log"
+        until(
+            lambda: found.ask("show info"),
+            "the proxy's admin socket",
+            unless=lambda: process.poll() is not None and f"it has ended: {log_file.read_text()}",
+        )
         yield found
     finally:
         process.kill()

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,20 +169,24 @@ def serve_embedded(operator: Operator, admin: str, broken: str | None = None) ->
     )
 
 
+def overseers(node: Node, unit: str = "") -> list[int]:
+    """The keeper and the supervisor of a unit, in this order: the one is the other's parent."""
+    found = [pid for pid, line in node.pids().items() if "supervisor-" in line and " keep " in line and unit in line]
+    return sorted(found, key=lambda pid: _parent(pid) in found)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None  # it has ended
+
+
 def heal(fleet: Fleet) -> None:
     """Every node joined and alive again, without the units that somebody left there."""
     for node in fleet.nodes:
         node.join()
         if not node.pids() or any("supervisor-" in line for line in node.pids().values()):
             node.restart()
+        node.await_sshd()
         node.execute(["rm", "-rf", "/srv/drafthouse"])
-
-
-def until(what: str, true: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """The first true answer of `true`, asked again and again."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.1)
-    return found

@@ -13,7 +13,8 @@ from drafthouse.states.heartbeat import Heartbeat
 from drafthouse.store import Board, Store
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import give_back
-from tests.fleet.operator import SAMPLES, SHARDS, TTL_S, Operator, SealedRun, sealed_run, until
+from tests.fleet.operator import SAMPLES, SHARDS, TTL_S, Operator, SealedRun, sealed_run
+from tests.patience import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.s3, pytest.mark.slow]
 
@@ -49,7 +50,7 @@ def test_every_shard_is_there_once_after_a_migration_and_the_death_of_a_node(
         deployed = operator.fab("deploy", "--job", "extract")
         assert deployed["outcome"] == "done"
         assert "committed shard" in deployed["evidence"]
-        until("node1 has done what it can", lambda: len(board.all_done()) == 4)
+        until(lambda: len(board.all_done()) >= 4, "all that node1 can do")
 
         # To a second node, which finds nothing to claim before the old one has ended.
         moved = operator.fab("migrate", "--from", "node1", "--to", "node2")[0]
@@ -60,7 +61,7 @@ def test_every_shard_is_there_once_after_a_migration_and_the_death_of_a_node(
         # The second node is cut off and its machine dies while it works.
         before = len(board.all_done())
         give_back(heartbeat, board, held[:4])
-        until("node2 works", lambda: len(board.all_done()) > before)
+        until(lambda: len(board.all_done()) > before, "a shard of node2")
         operator.fleet["node2"].cut()
         operator.fleet["node2"].kill()
         sentence = operator.fab("migrate", "--from", "node1", "--to", "node3", code=2)
@@ -68,7 +69,7 @@ def test_every_shard_is_there_once_after_a_migration_and_the_death_of_a_node(
         give_back(heartbeat, board, held[4:])
         recovered = operator.fab("recover", "--from", "node2", "--to", "node3")[0]
         assert recovered["outcome"] == "done"
-        until("all shards are committed", lambda: len(board.all_done()) == SHARDS)
+        until(lambda: len(board.all_done()) == SHARDS, "the commit of all shards", seconds=300)
 
     markers = board.all_done()
     assert {marker.shard for marker in markers} == set(names)

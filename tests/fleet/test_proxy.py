@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from drafthouse.errors import FleetError
 from drafthouse.fleet.proxy import Proxy
 from tests.doubles.openai_server import Behaviour, OpenAiDouble, openai_double
 from tests.fleet.haproxy import HaProxy, haproxy
+from tests.patience import until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="haproxy is not installed"
@@ -68,7 +68,7 @@ def test_a_server_without_checks_is_up_by_declaration(tmp_path: Path) -> None:
 def test_draining_waits_for_the_request_that_is_open(front: HaProxy, both: tuple[OpenAiDouble, OpenAiDouble]) -> None:
     found, answers = proxy(front), []
     found.enable("a")
-    both[0].behaviour.delay_s = 1.0
+    held = both[0].behaviour.held = threading.Event()
 
     def ask() -> None:
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
@@ -76,12 +76,19 @@ def test_draining_waits_for_the_request_that_is_open(front: HaProxy, both: tuple
             answers.append(answer.status)
 
     client = threading.Thread(target=ask)
+
+    def let_go() -> None:
+        """Once the proxy is seen to wait."""
+        until(lambda: found.servers()["a"].state.startswith("DRAIN"), "draining")
+        held.set()
+
     client.start()
-    end = time.monotonic() + 5
-    while found.servers()["a"].sessions == 0 and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: found.servers()["a"].sessions, "the open request")
     found.enable("b")
-    assert found.drain("a", timeout_s=10)
+    releases = threading.Thread(target=let_go)
+    releases.start()
+    assert found.drain("a", timeout_s=60)
+    releases.join()
     client.join()
     assert answers == [200]
     assert found.servers()["a"].state == "MAINT"
@@ -92,15 +99,14 @@ def test_a_request_that_does_not_end_is_given_up_after_the_grace(
 ) -> None:
     found = proxy(front)
     found.enable("a")
-    both[0].behaviour.delay_s = 3.0
+    held = both[0].behaviour.held = threading.Event()
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     request = urllib.request.Request(f"{front.url}/v1/chat/completions", body)
     client = threading.Thread(target=lambda: urllib.request.urlopen(request).close(), daemon=True)
     client.start()
-    end = time.monotonic() + 5
-    while found.servers()["a"].sessions == 0 and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: found.servers()["a"].sessions, "the open request")
     assert not found.drain("a", timeout_s=0.5)
+    held.set()
     client.join()
 
 

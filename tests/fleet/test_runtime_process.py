@@ -7,9 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -25,6 +23,7 @@ from drafthouse.fleet.runtime.process import Process
 from drafthouse.fleet.runtime.protocol import Launch, UnitStatus
 from tests.doubles.nodes import Fleet, Node
 from tests.doubles.nodes.fleet import SIZES
+from tests.fleet.operator import overseers
 from tests.patience import until
 
 RUNTIME = Process()
@@ -65,18 +64,6 @@ def status(connection: NodeConnection, launch: Launch) -> UnitStatus:
 
 def running(place: Node, words: str) -> list[int]:
     return [pid for pid, line in place.pids().items() if words in line and "supervisor-" not in line]
-
-
-def overseers(place: Node, unit: str) -> list[int]:
-    """The keeper and the supervisor of a unit, in this order: the first to look after it is the other's parent."""
-    found = [pid for pid, line in place.pids().items() if " keep " in line and line.endswith(unit)]
-    return sorted(found, key=lambda pid: parent(pid) in found)
-
-
-def parent(pid: int) -> int | None:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
 
 
 def kill(place: Node, *pids: int) -> None:

@@ -11,7 +11,8 @@ from drafthouse.store import Store
 from tests.command_line import drafthouse
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import losses, undisturbed
-from tests.fleet.operator import STEPS, Operator, SealedRun, sealed_run, until
+from tests.fleet.operator import STEPS, Operator, SealedRun, sealed_run
+from tests.patience import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.s3, pytest.mark.slow]
 
@@ -52,8 +53,8 @@ def test_a_training_that_is_cut_off_and_recovered_ends_with_the_same_losses(
 
     # It comes back: its trainer sees the fence and ends, and is not started again.
     zombie.join()
-    until("the zombie has ended", lambda: not _training(operator, "node1"))
-    until("the training is finished", lambda: (train_progress(store, "ours", 2) or {}).get("finished"))
+    until(lambda: not _training(operator, "node1"), "the zombie's end")
+    until(lambda: (train_progress(store, "ours", 2) or {}).get("finished"), "the end of the training", seconds=300)
     assert not _training(operator, "node1")
     units = operator.fab("status")["nodes"]["node1"]["units"]
     zombies = [(unit["state"], unit["exit"]) for unit in units if unit["unit"] == "drafthouse-train-e1"]

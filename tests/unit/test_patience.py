@@ -48,7 +48,7 @@ def test_nothing_is_waited_for_that_cannot_come_any_more() -> None:
         AssertionError, match=r"^waited for a port: in vain, for it has ended with 1; the last look was"
     ):
         until(saying(None), "a port", unless=lambda: "it has ended with 1")
-    assert time.monotonic() - begin < 30, "of the minute"
+    assert time.monotonic() - begin < 30, "of two minutes"
 
 
 def test_what_came_with_the_end_counts() -> None:
