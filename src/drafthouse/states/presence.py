@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -49,6 +50,7 @@ class Presence:
         self._about = {**about, "device": str(device), "ttl_s": board.ttl_s}
         self._every_s = min(EVERY_S, board.ttl_s / 4)
         self._stop = threading.Event()
+        self._telling = threading.Lock()  # held around every word, so that nothing is told behind the last one
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
     def __enter__(self) -> Presence:
@@ -61,10 +63,11 @@ class Presence:
         self._stop.set()
         self._thread.join(_JOIN_S)  # the driver's library may hang with a broken driver
         try:
-            if isinstance(error, Exception) and not isinstance(error, FencedError):
-                self._board.present(self._worker, {**self._about, **self._now(), "failed": reason_of(error)})
-            else:
-                self._board.absent(self._worker)
+            with self._telling:
+                if isinstance(error, Exception) and not isinstance(error, FencedError):
+                    self._board.present(self._worker, {**self._about, **self._now(), "failed": reason_of(error)})
+                else:
+                    self._board.absent(self._worker)
         except StoreError:
             return  # it will be taken for one that was killed
 
@@ -81,12 +84,9 @@ class Presence:
     def _tell(self, waiting: str | None) -> None:
         found = None if self._uuid is None else read_gpu(self._uuid)
         gpus = [] if found is None else [found.as_dict()]
-        if self._stop.is_set():
-            return  # the library took long, and what is told at the end must not be written over
-        try:
-            self._board.present(self._worker, {**self._about, **self._now(), "waiting": waiting, "gpus": gpus})
-        except StoreError:
-            return
+        with self._telling, suppress(StoreError):
+            if not self._stop.is_set():  # the driver's library may have taken long
+                self._board.present(self._worker, {**self._about, **self._now(), "waiting": waiting, "gpus": gpus})
 
 
 def reason_of(error: BaseException) -> str:

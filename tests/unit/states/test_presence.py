@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -195,6 +196,33 @@ def test_a_worker_whose_job_was_moved_has_not_failed(store: Store) -> None:
     with pytest.raises(ValueError, match="x"):
         during(board, ValueError("x"))
     assert words(board)["failed"] == "ValueError: x"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("x")])
+def test_nothing_is_told_behind_the_last_word(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """A request that the store takes its time for is on its way when the worker ends."""
+    monkeypatch.setattr(module, "_JOIN_S", 0.05)
+    begun, through = threading.Event(), threading.Event()
+
+    class Slow(Board):
+        def present(self, worker: str, body: Mapping[str, Any]) -> None:
+            if "failed" not in body:
+                begun.set()
+                time.sleep(0.5)
+            super().present(worker, body)
+            through.set()
+
+    board = Slow(store, "run")
+    with suppress(ValueError), Presence(board, "w", torch.device("cpu"), Waiting(), {}, dict):
+        assert begun.wait(5)
+        if error is not None:
+            raise error
+    assert through.wait(5)
+    soon(lambda: not any(thread.name == "presence" for thread in threading.enumerate()))
+    assert words(board).get("failed") == (None if error is None else "ValueError: x")
+    assert bool(words(board)) == (error is not None)
 
 
 def test_it_speaks_seldom_unless_its_state_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
