@@ -64,6 +64,16 @@ class Child:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def freeze(self) -> None:
+        """SIGSTOP; returns when none of its threads runs any more, or when it has ended."""
+        self.process.send_signal(signal.SIGSTOP)
+        if self.running:
+            # WNOWAIT: an end stays for `Popen` to see.
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def check(self) -> None:
         """Raise ChildError if it ended by itself with an error."""
         code = self.process.poll()
@@ -97,8 +107,8 @@ class Children:
         self._children.append(child)
         return child
 
-    def wait(self, watch: Callable[[], None]) -> None:
-        """Until all have ended, calling `watch` about three times a second.
+    def wait(self, watch: Callable[[], None], poll_s: float | None = None) -> None:
+        """Until all have ended, calling `watch` every `poll_s` seconds (None: about three times a second).
 
         Raises:
             ChildError: one failed; the others are ended.
@@ -108,7 +118,7 @@ class Children:
                 child.check()
             self.peak_bytes = max(self.peak_bytes, self._memory())
             watch()
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if poll_s is None else poll_s)
         for child in self._children:
             child.check()
         watch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from drafthouse.progress import Progress, Task
 from drafthouse.states import StatesReader
 from drafthouse.store import Board
 from drafthouse.target import Target
+
+EXTRACT_POLL_S = 0.1
+"""A small run has few moments in which half of its shards are done and one is worked on."""
 
 
 @dataclass
@@ -103,15 +107,13 @@ class Demo:
                 running = [worker for worker in workers if worker.running]
                 if "killed_worker" in self.facts or len(running) < 2 or not len(names) // 2 <= committed < len(names):
                     return
-                holders = {state.worker for state in board.states(names).values() if state.status == "leased"}
-                victim = next((worker for worker in running if worker.name in holders), None)
+                victim = kill_over_a_shard(running, board, names)
                 if victim is not None:
-                    victim.kill()
                     self.facts["killed_worker"] = victim.name
                     self.run.write("facts", self.facts)
                     shown.note(f"{victim.name} killed on purpose")
 
-            children.wait(watch)
+            children.wait(watch, poll_s=EXTRACT_POLL_S)
             self._keep_peak(children)
         StatesReader(self.run.store, steps.STATES).verify()
 
@@ -151,6 +153,38 @@ class Demo:
     def _out(self) -> list[str]:
         overrides = [word for one in self.run.overrides for word in ("--set", one)]
         return ["--out", str(self.run.path), "--json", *overrides]
+
+
+def kill_over_a_shard(workers: Sequence[Child], board: Board, names: Sequence[str]) -> Child | None:
+    """Kill the first of `workers` that is in the middle of a shard, so that another one has to do it again; None when
+    all of them are between two shards just now.
+
+    A worker that was seen with a lease may have committed its shard by the time the signal comes. So it is frozen
+    first, looked at once more, and thawed unless it holds a shard of which nothing is uploaded yet.
+    """
+    for worker in workers:
+        if not _held(worker, board, names):
+            continue
+        worker.freeze()
+        held = _held(worker, board, names)
+        if held and not any(_uploaded(board, shard) for shard in held):
+            worker.kill()
+            return worker
+        worker.thaw()
+    return None
+
+
+def _held(worker: Child, board: Board, names: Sequence[str]) -> list[str]:
+    states = board.states(names).items()
+    return [shard for shard, state in states if state.status == "leased" and state.worker == worker.name]
+
+
+def _uploaded(board: Board, shard: str) -> bool:
+    """Whether any data of a shard is there, also half-written."""
+    folder = board.objects.local_path(f"data/{shard}")
+    if folder is None:
+        return bool(board.objects.list(f"data/{shard}"))
+    return folder.is_dir() and any(folder.iterdir())
 
 
 class _Shown:
