@@ -91,7 +91,7 @@ def _prompts(path: Path) -> Iterable[str]:
 def _prompt_of(line: str) -> list[str] | None:
     try:
         record: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
         return None

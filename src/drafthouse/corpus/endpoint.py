@@ -125,7 +125,8 @@ class Endpoint:
     async def answer(self, conversation: Conversation) -> Answer | str:
         """The target's answer in place of the last turn, or the reason why there is none.
 
-        Reasons: `refused` (the endpoint will never take it), `given_up` (too many tries), `empty`, `bad_tool_call`.
+        Reasons: `refused` (the endpoint will never take it), `given_up` (too many tries), `empty`, or what
+        `formats.openai_messages` says of a malformed one (`bad_tool_call`, `not_text`, `too_deep`, …).
 
         Raises:
             CorpusError: nobody has been answered for `patience_s`.
@@ -165,7 +166,7 @@ class Endpoint:
                     )
                     if not isinstance(said, dict):
                         raise TypeError("no message")
-                except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+                except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
                     self._failed("not an answer")  # cut off on the way, or a proxy's page
                     continue
                 self._last_answer = time.monotonic()
@@ -231,7 +232,7 @@ def _read(said: dict[str, Any], tokens: int, cut: bool) -> Answer | str:
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     turn = {
         "role": "assistant",
-        "content": said.get("content"),
+        "content": "" if said.get("content") is None else said["content"],
         "tool_calls": said.get("tool_calls"),
         "reasoning_content": reasoning if isinstance(reasoning, str) and reasoning.strip() else None,
     }

@@ -7,6 +7,7 @@ chat template can render, or raises `RecordError` with a reason that is counted.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -42,6 +43,11 @@ _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _GLAIVE_TURN = re.compile(r"(?:\A|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):[ \t]?")
 _GLAIVE_CALL = "<functioncall>"
 _GLAIVE_END = "<|endoftext|>"
+# Levels of a call's arguments or of a tool's schema. What is written is read back by parsers that end at 200 levels of
+# the whole conversation (pydantic's) or at Python's own stack, and one record must not make a corpus unreadable.
+_DEEPEST = 128
+_BOM = b"\xef\xbb\xbf"
+_DECODER = json.JSONDecoder()
 
 
 class RecordError(Exception):
@@ -50,6 +56,25 @@ class RecordError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         self.reason, self.detail = reason, detail
         super().__init__(detail)
+
+
+def decoded(line: bytes) -> Any:
+    """The value that a line holds: JSON in UTF-8, with a byte order mark or without.
+
+    Raises:
+        RecordError: it is something else; the reason is `not_utf8`, `not_json` or `too_deep`.
+    """
+    try:
+        # Half of a surrogate pair passes here as it does in an escape: it is the conversation that must not hold one.
+        text = line.removeprefix(_BOM).decode("utf-8", "surrogatepass")
+        return _DECODER.decode(text)
+    except UnicodeDecodeError as error:
+        place = f"byte {error.start} of the line is {line[error.start]:#04x}"
+        raise RecordError("not_utf8", f"not UTF-8 ({place})") from None
+    except ValueError as error:
+        raise RecordError("not_json", f"not JSON ({error})") from None
+    except RecursionError:
+        raise RecordError("too_deep", "nested too deeply to be read") from None
 
 
 def parse(record: Any, form: Format, name: str, kind: str, columns: Mapping[str, str] | None = None) -> Conversation:
@@ -64,7 +89,8 @@ def parse(record: Any, form: Format, name: str, kind: str, columns: Mapping[str,
 
     Raises:
         RecordError: the record is malformed; the reason is one of `not_object`, `no_messages`, `bad_tools`,
-            `bad_message`, `bad_tool_call`, `not_text`, `no_question`, `no_answer`, `empty_answer`, `not_unicode`.
+            `bad_message`, `bad_tool_call`, `not_text`, `no_question`, `no_answer`, `empty_answer`, `not_unicode`,
+            `too_deep`.
     """
     if not isinstance(record, dict):
         raise RecordError("not_object", f"a record is an object, not {type(record).__name__}")
@@ -107,8 +133,8 @@ def sharegpt(record: Mapping[str, Any]) -> tuple[list[Message], list[dict[str, A
     if not isinstance(listed, list) or not listed:
         raise RecordError("no_messages", "a record is an object with a list 'conversations'")
     messages: list[Message] = []
-    if isinstance(record.get("system"), str) and record["system"].strip():
-        messages.append(Message(role="system", content=record["system"]))
+    if system := _optional_text(record, "system"):
+        messages.append(Message(role="system", content=system))
     for place, turn in enumerate(listed):
         if isinstance(turn, str):
             turn = {"from": "user" if place % 2 == 0 else "assistant", "value": turn}
@@ -133,16 +159,14 @@ def sharegpt(record: Mapping[str, Any]) -> tuple[list[Message], list[dict[str, A
 
 def alpaca(record: Mapping[str, Any]) -> tuple[list[Message], list[dict[str, Any]]]:
     """`{"instruction", "input", "output", "system"}`; `input` follows the instruction behind a blank line."""
-    asked, more, said = record.get("instruction"), record.get("input"), record.get("output")
+    asked, said = record.get("instruction"), record.get("output")
     if not isinstance(asked, str) or not asked.strip():
         raise RecordError("no_question", "'instruction' is no text")
     if not isinstance(said, str) or not said.strip():
         raise RecordError("empty_answer", "'output' is no text")
-    if more is not None and not isinstance(more, str):
-        raise RecordError("not_text", "'input' is no text")
-    system = record.get("system")
-    before = [Message(role="system", content=system)] if isinstance(system, str) and system.strip() else []
-    question = f"{asked}\n\n{more}" if more and more.strip() else asked
+    more, system = _optional_text(record, "input"), _optional_text(record, "system")
+    before = [Message(role="system", content=system)] if system else []
+    question = f"{asked}\n\n{more}" if more else asked
     return [*before, Message(role="user", content=question), Message(role="assistant", content=said)], []
 
 
@@ -152,12 +176,10 @@ def glaive(record: Mapping[str, Any]) -> tuple[list[Message], list[dict[str, Any
     Schemas are JSON objects one after the other; a call is `<functioncall> {"name": …, "arguments": '…'}`, whose
     arguments are JSON between apostrophes; `<|endoftext|>` ends the assistant's turns.
     """
-    chat, system = record.get("chat"), record.get("system") or ""
+    chat = record.get("chat")
     if not isinstance(chat, str) or not chat.strip():
         raise RecordError("no_messages", "'chat' is no text")
-    if not isinstance(system, str):
-        raise RecordError("not_text", "'system' is no text")
-    told, tools = _glaive_system(system)
+    told, tools = _glaive_system(_optional_text(record, "system"))
     messages = [Message(role="system", content=told)] if told else []
     parts = _GLAIVE_TURN.split(chat)
     if parts[0].strip() or len(parts) < 3:
@@ -196,8 +218,11 @@ def _glaive_system(system: str) -> tuple[str, list[dict[str, Any]]]:
             schema, end = decoder.raw_decode(rest)
         except ValueError as error:
             raise RecordError("bad_tools", f"a schema is not JSON ({error})") from None
+        except RecursionError:
+            raise RecordError("too_deep", "a schema is nested too deeply to be read") from None
         if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
             raise RecordError("bad_tools", "a schema has no name")
+        _check_nested(schema, "bad_tools", "a schema")
         tools.append({"type": "function", "function": schema})
         rest = rest[end:].strip()
     if tools:  # the chat template tells of the tools itself, in the words that the model was trained on
@@ -210,6 +235,8 @@ def _glaive_call(text: str, place: int) -> ToolCall:
     text = text.strip()
     try:
         call = json.loads(text, strict=False)
+    except RecursionError:
+        raise RecordError("too_deep", f"turn {place}: a call is nested too deeply to be read") from None
     except ValueError:
         # The usual form is no JSON: {"name": "f", "arguments": '{"x": "it\'s"}'}
         found = re.fullmatch(r"""\{\s*"name":\s*"([^"]+)"\s*,\s*"arguments":\s*'(.*)'\s*\}""", text, re.DOTALL)
@@ -225,9 +252,11 @@ def _message(message: Any, place: int) -> Message:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise RecordError("bad_tool_call", f"messages[{place}].tool_calls is not a list")
+    # A null says that there is no text, which is right where a turn calls instead.
+    content = "" if calls and message.get("content") is None else _content(message.get("content"), place)
     values = {
         "role": message.get("role"),
-        "content": _content(message.get("content"), place),
+        "content": content,
         "reasoning_content": message.get("reasoning_content"),
         "tool_calls": [_call(call, place) for call in calls],
         "name": message.get("name"),
@@ -241,13 +270,23 @@ def _message(message: Any, place: int) -> Message:
 
 
 def _content(content: Any, place: int) -> str:
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
+        texts = [part.get("text") for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(texts)
     raise RecordError("not_text", f"messages[{place}].content is not text")
+
+
+def _optional_text(record: Mapping[str, Any], field: str) -> str:
+    """A field that may be missing, null or blank, which is all the same: ""."""
+    value = record.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise RecordError("not_text", f"'{field}' is no text")
+    return value if value.strip() else ""
 
 
 def _calls(value: Any, place: int) -> list[ToolCall]:
@@ -258,14 +297,14 @@ def _call(call: Any, place: int) -> ToolCall:
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RecordError("bad_tool_call", f"messages[{place}].tool_calls has a call without a name")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise RecordError("bad_tool_call", f"messages[{place}]: arguments are not JSON ({error})") from None
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        arguments = _loaded(arguments, "bad_tool_call", f"messages[{place}]: arguments are")
+    elif arguments in (None, "", []):  # no arguments, as some write them
+        arguments = {}
     if not isinstance(arguments, dict):
         raise RecordError("bad_tool_call", f"messages[{place}]: arguments are not an object")
+    _check_nested(arguments, "bad_tool_call", f"messages[{place}]: arguments")
     return ToolCall(name=function["name"], arguments=arguments)
 
 
@@ -273,21 +312,43 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     tools = _decoded(value, "bad_tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RecordError("bad_tools", "'tools' is a list of objects")
+    _check_nested(tools, "bad_tools", "'tools'")
     return tools
+
+
+def _check_nested(value: Any, reason: str, where: str) -> None:
+    """Refuse what would not be read back as it was: too many levels, and the NaN and Infinity that Python writes."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise RecordError(reason, f"{where}: {one} is not JSON")
+        if not inner:
+            return
+        level = inner
+    raise RecordError("too_deep", f"{where}: more than {_DEEPEST} levels")
 
 
 def _decoded(value: Any, reason: str) -> Any:
     """Tables keep nested fields as JSON in a text column."""
     if not isinstance(value, str) or not value.strip():
         return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(reason, f"not JSON ({error})") from None
+    return _loaded(value, reason, "a text column is")
 
 
 def _json(text: str, place: int) -> Any:
+    return _loaded(text, "bad_tool_call", f"conversations[{place}]: a call is")
+
+
+def _loaded(text: str, reason: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError("bad_tool_call", f"conversations[{place}]: a call is not JSON ({error})") from None
+    except ValueError as error:
+        raise RecordError(reason, f"{where} not JSON ({error})") from None
+    except RecursionError:
+        raise RecordError("too_deep", f"{where} nested too deeply to be read") from None

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafthouse.corpus.formats import RecordError, parse
+from drafthouse.corpus.formats import RecordError, decoded, parse
+from drafthouse.corpus.pieces import check_encoding
 from drafthouse.corpus.records import Conversation, Split
 from drafthouse.errors import CorpusError
 
@@ -36,7 +37,7 @@ def conversations(path: Path, kind: str, split: Split, malformed: Malformed) -> 
     """Conversations of one split, in file order. A record's split follows from its question.
 
     Raises:
-        CorpusError: there is no such file.
+        CorpusError: there is no such file, or its encoding is another one.
     """
     try:
         file = path.open("rb")
@@ -45,6 +46,7 @@ def conversations(path: Path, kind: str, split: Split, malformed: Malformed) -> 
             f"cannot be read ({error.strerror})", where=str(path), fix="check the path of the source"
         ) from None
     with file:
+        check_encoding(file.peek(4), path)
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
@@ -62,14 +64,13 @@ def split_of_conversation(record: Conversation) -> Split:
     return "heldout" if int(record.question_hash()[:8], 16) % HELDOUT_ONE_IN == 0 else "train"
 
 
-def conversation(raw: bytes | str, name: str, kind: str) -> Conversation:
+def conversation(raw: bytes, name: str, kind: str) -> Conversation:
     """One record in OpenAI's messages form, checked for what a chat template needs."""
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RecordError("not_json", str(error)) from None
+    data = decoded(raw)
     try:
         json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair: JSON can write it, no tokenizer can read it
         raise RecordError("not_unicode", str(error)) from None
+    except RecursionError:
+        raise RecordError("too_deep", "nested too deeply to be written") from None
     return parse(data, "messages", name, kind)

@@ -6,22 +6,40 @@ file is one piece that is read batch by batch, a generated source is cut by inde
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafthouse.corpus.formats import RecordError, decoded
 from drafthouse.errors import CorpusError
 
 PIECE_BYTES = 8 * 2**20
 PIECE_RECORDS = 8192
-_READ = 2**20
+_READ = 2**20  # characters
 _BATCH_ROWS = 256
-_LONGEST_RECORD = 64 * 2**20  # bytes
+_LONGEST_RECORD = 64 * 2**20  # characters
+_REASON = 160  # characters of what a reader says: it may hold the bytes that it could not read
+_SHOWN = 400  # bytes or characters of a record that is not taken
 _SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".json", ".parquet")
+# The longer marks first: UTF-32's little-endian one begins as UTF-16's does.
+_WIDE = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_BLANK, _BETWEEN = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
+_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
+_SCALAR_END = re.compile(r"[,\]}\s]")
 
 
 @dataclass(frozen=True)
@@ -36,12 +54,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Raw:
-    """A record as it lies there, and where: `at` is a line's byte, a row or an index."""
+    """A record as it lies there, and where: `at` is a line's byte, a row or an index.
+
+    One that cannot be read has a `problem` in words, the `reason` under which it is counted, and how it begins.
+    """
 
     at: int
     value: Any
     problem: str | None = None
     text: str = ""
+    reason: str = "not_json"
 
 
 def cut_file(source: int, path: Path, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
@@ -73,7 +95,8 @@ def read_piece(piece: Piece) -> Iterator[Raw]:
     """The records of a piece of a file, in order.
 
     Raises:
-        CorpusError: the file cannot be read, is no Parquet file, or its reader is not installed.
+        CorpusError: the file cannot be read or is damaged, its encoding is another one, an array is broken, or the
+            reader of Parquet is not installed.
     """
     path = Path(piece.path)
     name = path.name.lower()
@@ -81,18 +104,31 @@ def read_piece(piece: Piece) -> Iterator[Raw]:
         if name.endswith(".parquet"):
             yield from _parquet(path)
         elif name.endswith(".json"):
-            yield from _array(path)
+            yield from _Array(path)
         elif name.endswith(".gz"):
-            with gzip.open(path, "rb") as file:
-                at = 0
-                for line in file:
-                    yield from _line(at, line)
-                    at += len(line)
+            yield from _compressed(path)
         else:
             yield from _lines(path, piece.first, piece.last)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CorpusError(f"cannot be read ({reason})", where=str(path), fix="fetch the file again") from None
+
+
+def check_encoding(head: bytes, path: Path) -> None:
+    """Refuse a file whose first bytes are not UTF-8's: its lines would be cut in the middle of characters.
+
+    Raises:
+        CorpusError: it begins as UTF-16 or UTF-32 does.
+    """
+    wide = next((name for mark, name in _WIDE if head.startswith(mark)), None)
+    if wide is None and 0 in head[:4]:  # no JSON text begins so, unless its characters are wider than a byte
+        wide = "UTF-16 or UTF-32"
+    if wide is not None:
+        raise CorpusError(
+            f"the file is {wide} and not UTF-8 (byte 0)",
+            where=str(path),
+            fix="write it again as UTF-8, e.g. with iconv",
+        )
 
 
 def _lines(path: Path, first: int, last: int) -> Iterator[Raw]:
@@ -101,62 +137,157 @@ def _lines(path: Path, first: int, last: int) -> Iterator[Raw]:
         if first:
             file.seek(first - 1)
             at = first - 1 + len(file.readline())  # the line across the border belongs to the piece before
+        else:
+            check_encoding(file.peek(4), path)
         while at < last:
             line = file.readline()
             if not line:
                 return
-            yield from _line(at, line)
+            if line.strip():
+                yield _line(at, line)
             at += len(line)
 
 
-def _line(at: int, line: bytes) -> Iterator[Raw]:
-    if not line.strip():
-        return
+def _compressed(path: Path) -> Iterator[Raw]:
+    with gzip.open(path, "rb") as file:
+        check_encoding(file.peek(4), path)
+        at = 0
+        for line in file:
+            if line.strip():
+                yield _line(at, line)
+            at += len(line)
+
+
+def _line(at: int, line: bytes) -> Raw:
     try:
-        yield Raw(at, json.loads(line))
-    except (ValueError, RecursionError) as error:
-        yield Raw(at, None, f"not JSON ({error})", line[:400].decode("utf-8", "replace").strip())
+        return Raw(at, decoded(line))
+    except RecordError as error:
+        return Raw(at, None, error.detail, line[:_SHOWN].decode("utf-8", "backslashreplace").strip(), error.reason)
 
 
-def _array(path: Path) -> Iterator[Raw]:
-    """The elements of a JSON array, one at a time; a broken one ends the file, for nobody knows where it ends."""
-    decoder = json.JSONDecoder()
-    with path.open(encoding="utf-8", errors="replace") as file:
-        buffer, number, inside = "", 0, False
+class _Array:
+    """The elements of a JSON array, one at a time, with about a chunk of the file in memory.
+
+    An element of other bytes than UTF-8's, or of too many levels, is handed on as a problem: where it ends is known.
+    Where an element is no JSON, nobody knows how many records are lost with it, so that is an error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._decoder = path, json.JSONDecoder()
+        self._text, self._at, self._behind = "", 0, 0  # what is held, the place in it, characters before it
+        self._foreign = self._ended = False
+
+    def __iter__(self) -> Iterator[Raw]:
+        with self._path.open("rb") as file:
+            check_encoding(file.peek(4), self._path)
+            # Other bytes become halves of surrogate pairs, which no UTF-8 holds: so they are found, element by element.
+            with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+                yield from self._elements(text)
+
+    def _elements(self, file: io.TextIOWrapper) -> Iterator[Raw]:
+        first = self._next(_BLANK, file)
+        if first != "[":
+            begins = f"begins with {first!r}" if first else "is empty"
+            raise self._broken(f"the file {begins} and is no JSON array", self._at, "name it .jsonl if it holds lines")
+        self._at += 1
+        number = 0
+        while (found := self._next(_BETWEEN, file)) != "]":
+            if not found:
+                raise self._broken(f"the array ends in the midst, behind {number} elements", self._at)
+            end, raw = self._element(number, file)
+            yield raw
+            self._at, number = end, number + 1
+        self._at += 1
+        if self._next(_BLANK, file):
+            raise self._broken(f"something follows the array of {number} elements", self._at)
+
+    def _next(self, skipped: re.Pattern[str], file: io.TextIOWrapper) -> str:
+        """The next character that is not skipped, where the place is then; "" at the end of the file."""
         while True:
-            chunk = file.read(_READ)
-            buffer += chunk
-            while True:
-                buffer = buffer.lstrip(" \t\r\n,") if inside else buffer.lstrip("\ufeff \t\r\n")
-                if not inside:
-                    if not buffer:
-                        break
-                    if buffer[0] != "[":
-                        yield Raw(0, None, "the file is no JSON array", buffer[:400])
-                        return
-                    buffer, inside = buffer[1:], True
+            match = skipped.match(self._text, self._at)
+            assert match is not None, "it may skip nothing"
+            self._at = match.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more(file):
+                return ""
+
+    def _element(self, number: int, file: io.TextIOWrapper) -> tuple[int, Raw]:
+        """Where the element that begins here ends, and what it is."""
+        while True:
+            deep = False
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                # Cut off by the end of the chunk, or broken: read on unless its end can be seen.
+                open_, inside = _end_of(self._text, self._at) is None, error.pos - self._at
+                if open_ and self._more(file):
                     continue
-                if buffer.startswith("]"):
-                    return
-                if not buffer:
-                    break
-                try:
-                    value, end = decoder.raw_decode(buffer)
-                except (ValueError, RecursionError) as error:
-                    if chunk and len(buffer) < _LONGEST_RECORD:
-                        break  # it goes on in the next chunk
-                    yield Raw(number, None, f"not JSON ({error})", buffer[:400])
-                    return
-                if end == len(buffer) and chunk:
-                    break  # a number may go on
-                yield Raw(number, value)
-                buffer, number = buffer[end:], number + 1
-            if not chunk:
-                if buffer or not inside:
-                    yield Raw(number, None, "the array does not end", buffer[:400])
-                else:
-                    yield Raw(number, None, "the array does not end", "")
-                return
+                longer = f" or longer than {_LONGEST_RECORD} characters" if open_ and not self._ended else ""
+                raise self._broken(f"element {number} is not JSON{longer} ({error.msg})", self._at + inside) from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise self._broken(f"element {number} is not JSON ({error})", self._at) from None
+            except RecursionError:
+                seen, deep = _end_of(self._text, self._at), True
+                if seen is None:
+                    if self._more(file):
+                        continue
+                    raise self._broken(f"element {number} does not end", self._at) from None
+                value, end = None, seen
+            if end == len(self._text) and self._more(file):
+                continue  # a number may go on
+            return end, self._seen(number, value, end, deep)
+
+    def _seen(self, number: int, value: Any, end: int, deep: bool) -> Raw:
+        if not (deep or self._foreign):
+            return Raw(number, value)
+        text = self._text[self._at : end]
+        shown = text[:_SHOWN].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        if deep:
+            return Raw(number, None, "nested too deeply to be read", shown, "too_deep")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(text[error.start]) - 0xDC00
+            place = f"character {self._behind + self._at + error.start} is the byte {byte:#04x}"
+            return Raw(number, None, f"not UTF-8 ({place})", shown, "not_utf8")
+        return Raw(number, value)
+
+    def _more(self, file: io.TextIOWrapper) -> bool:
+        """Read a chunk on, and let go of what lies before the place."""
+        if self._ended or len(self._text) - self._at > _LONGEST_RECORD:
+            return False
+        chunk = file.read(_READ)
+        self._behind += self._at
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        self._ended = not chunk
+        try:
+            chunk.encode()
+        except UnicodeEncodeError:
+            self._foreign = True
+        return bool(chunk)
+
+    def _broken(self, what: str, at: int, fix: str = "mend it or fetch it again") -> CorpusError:
+        return CorpusError(what, where=f"{self._path}, character {self._behind + at}", fix=fix)
+
+
+def _end_of(text: str, at: int) -> int | None:
+    """Where the JSON value that begins at `at` ends by its brackets, quotes or commas; None: not in this text."""
+    if text[at] not in '[{"':
+        match = _SCALAR_END.search(text, at)
+        return None if match is None else match.start()
+    level = 0
+    for match in _MARKS.finditer(text, at):
+        mark = match[0]
+        if mark in "[{":
+            level += 1
+        elif mark in "]}":
+            level -= 1
+        elif mark == '"':
+            return None  # a text that does not end here
+        if level <= 0:
+            return match.end()
+    return None
 
 
 def _is_parquet(path: Path) -> bool:
@@ -168,6 +299,20 @@ def _is_parquet(path: Path) -> bool:
             return False
         file.seek(-len(magic), os.SEEK_END)
         return begins and file.read() == magic
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Without what a panic of the reader's writes to standard error, past Python: it is told as an error instead."""
+    kept = os.dup(2)
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _parquet(path: Path) -> Iterator[Raw]:
@@ -182,12 +327,22 @@ def _parquet(path: Path) -> Iterator[Raw]:
         raise CorpusError("not a readable Parquet file (no magic number)", where=str(path), fix="fetch it again")
     at = 0
     try:
-        for batch in read_parquet(str(path), batch_size=_BATCH_ROWS):
-            names = batch.schema.names
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        with _without_stderr():
+            batches = iter(read_parquet(str(path), batch_size=_BATCH_ROWS))
+        while True:
+            with _without_stderr():
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                names, columns = batch.schema.names, [column.to_pylist() for column in batch.columns]
+            for row in zip(*columns, strict=True):
                 yield Raw(at, dict(zip(names, row, strict=True)))
                 at += 1
-    except Exception as error:  # the reader's own exceptions share no base but this one
-        if isinstance(error, (CorpusError, OSError, MemoryError)):
+    except BaseException as error:  # the reader's own exceptions share no base, and its panics are no Exception
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, (CorpusError, OSError, MemoryError)) or not (panic or isinstance(error, Exception)):
             raise
-        raise CorpusError(f"not a readable Parquet file ({error})", where=str(path), fix="fetch it again") from None
+        reason = str(error).splitlines()[0][:_REASON] if str(error) else type(error).__name__
+        raise CorpusError(
+            f"not a readable Parquet file ({reason})", where=f"{path}, behind row {at}", fix="fetch it again"
+        ) from None

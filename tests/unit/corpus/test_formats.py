@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from drafthouse.corpus import Message, ToolCall
-from drafthouse.corpus.formats import FORMATS, Format, RecordError, parse
+from drafthouse.corpus import Conversation, Message, ToolCall
+from drafthouse.corpus.formats import FORMATS, Format, RecordError, decoded, parse
 
 SCHEMA = {"name": "get_rate", "description": "rates {now}", "parameters": {"type": "object", "properties": {}}}
 GLAIVE = {
@@ -129,6 +130,14 @@ BROKEN: list[tuple[Format, Any, str]] = [
     ("alpaca", {"instruction": " ", "output": "x"}, "no_question"),
     ("alpaca", {"instruction": "x", "output": ""}, "empty_answer"),
     ("alpaca", {"instruction": "x", "input": 3, "output": "y"}, "not_text"),
+    ("alpaca", {"instruction": "x", "system": {"a": 1}, "output": "y"}, "not_text"),
+    ("alpaca", {"instruction": None, "output": "y"}, "no_question"),
+    ("alpaca", {"instruction": "x", "output": {"a": 1}}, "empty_answer"),
+    ("sharegpt", {"conversations": [HI, {"from": "gpt", "value": {"a": 1}}]}, "not_text"),
+    ("sharegpt", {"conversations": [HI, {"from": "observation", "value": 3}, YO]}, "not_text"),
+    ("sharegpt", {"conversations": [HI, YO], "system": ["a"]}, "not_text"),
+    ("sharegpt", {"data": ["Hi", None]}, "bad_message"),
+    ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": 0}, "not_text"),
     ("glaive", {"chat": ""}, "no_messages"),
     ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": 3}, "not_text"),
     ("glaive", {"chat": "Hello USER: a\n\nASSISTANT: b"}, "bad_message"),
@@ -136,6 +145,85 @@ BROKEN: list[tuple[Format, Any, str]] = [
     ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": "SYSTEM: use {broken"}, "bad_tools"),
     ("glaive", {"chat": "USER: a\n\nASSISTANT: b", "system": 'SYSTEM: use {"x": 1}'}, "bad_tools"),
 ]
+
+
+def nested(levels: int) -> str:
+    return '{"a": ' * levels + "1" + "}" * levels
+
+
+def calling(form: Format, levels: int) -> Any:
+    """A record whose call has arguments of so many levels."""
+    call = '{"name": "f", "arguments": %s}' % nested(levels)  # noqa: UP031
+    hi = '{"role": "user", "content": "Hi"}'
+    return {
+        "messages": {"messages": f'[{hi}, {{"role": "assistant", "tool_calls": [{call}]}}]'},
+        "sharegpt": {"conversations": [HI, {"from": "function_call", "value": call}]},
+        "glaive": {"chat": f"USER: a\n\nASSISTANT: <functioncall> {call}"},
+    }[form]
+
+
+def offering(form: Format, levels: int) -> Any:
+    """A record with a tool of so many levels."""
+    tool = '{"name": "f", "more": %s}' % nested(levels - 1)  # noqa: UP031
+    hi = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    return {
+        "messages": {"messages": hi, "tools": f"[{tool}]"},
+        "sharegpt": {"conversations": [HI, YO], "tools": f"[{tool}]"},
+        "glaive": {"chat": "USER: a\n\nASSISTANT: b", "system": f"SYSTEM: use {tool}"},
+    }[form]
+
+
+@pytest.mark.parametrize("record", [calling, offering])
+@pytest.mark.parametrize("form", ["messages", "sharegpt", "glaive"])
+def test_what_is_kept_can_be_read_back_and_what_could_not_is_too_deep(
+    form: Format, record: Callable[[Format, int], Any]
+) -> None:
+    for levels in (1, 60, 120):
+        made = parse(record(form, levels), form, "n", "k")
+        assert Conversation.model_validate_json(made.model_dump_json(exclude_defaults=True)) == made
+    # json itself ends between 900 and 1000 levels, pydantic's writer at 255, its reader at 200
+    for levels in (135, 190, 196, 200, 254, 256, 900):
+        with pytest.raises(RecordError) as caught:
+            parse(record(form, levels), form, "n", "k")
+        assert caught.value.reason == "too_deep"
+
+
+@pytest.mark.parametrize("form", ["messages", "sharegpt", "glaive"])
+@pytest.mark.parametrize("record", [calling, offering])
+def test_json_in_a_text_that_python_cannot_read_is_too_deep(form: Format, record: Callable[[Format, int], Any]) -> None:
+    with pytest.raises(RecordError) as caught:
+        parse(record(form, 50_000), form, "n", "k")
+    assert caught.value.reason == "too_deep"
+
+
+@pytest.mark.parametrize("arguments", [{"a": None, "b": [{"c": {}}], "d": "None"}, {}, None, ""])
+def test_arguments_that_are_objects_stay_as_they_are(arguments: Any) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]
+    turns[1]["tool_calls"] = [{"function": {"name": "f", "arguments": arguments}}]
+    assert said({"messages": turns}, "messages")[1] == (
+        "assistant",
+        "",
+        [ToolCall(name="f", arguments=arguments or {})],
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{x", "not_json"),
+        (b"1 2", "not_json"),
+        (b'"\xfc"', "not_utf8"),
+        (b"[" * 100_000, "too_deep"),
+    ],
+)
+def test_lines_that_hold_no_value(line: bytes, reason: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        decoded(line)
+    assert caught.value.reason == reason
+
+
+def test_lines_that_hold_one() -> None:
+    assert decoded(b'\xef\xbb\xbf {"a": "\xc3\xbc"}\r\n') == {"a": "ü"}
 
 
 @pytest.mark.parametrize(("form", "record", "reason"), BROKEN)

@@ -36,6 +36,13 @@ def call(**function: Any) -> dict[str, Any]:
     }
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
 def test_openai_messages_with_tools(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -66,8 +73,10 @@ def test_openai_messages_with_tools(tmp_path: Path) -> None:
 
 BROKEN: list[tuple[str, Any]] = [
     ("not_json", '{"messages": ['),
-    ("not_json", b"\xff\xfe"),
-    ("not_json", "[" * 100_000),
+    ("not_utf8", b'{"messages": "\xfc"}'),
+    ("too_deep", "[" * 100_000),
+    ("too_deep", {"messages": [USER, call(name="f", arguments=nested(200))]}),
+    ("too_deep", {"messages": [USER, HO], "tools": [nested(200)]}),
     ("not_unicode", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
     ("not_object", [1]),
     ("no_messages", {"text": "x"}),
@@ -77,6 +86,18 @@ BROKEN: list[tuple[str, Any]] = [
     ("bad_message", {"messages": [{"role": "alien", "content": "x"}, HO]}),
     ("not_text", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, HO]}),
     ("not_text", {"messages": [{"role": "user", "content": 3}, HO]}),
+    ("not_text", {"messages": [{"role": "user", "content": None}, HO]}),
+    ("not_text", {"messages": [{"role": "user"}, HO]}),
+    ("not_text", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}, HO]}),
+    ("not_text", {"messages": [{"role": "user", "content": [{"type": "text", "text": {"a": 1}}]}, HO]}),
+    ("not_text", {"messages": [USER, {"role": "assistant", "content": {"a": 1}}]}),
+    ("not_text", {"messages": [USER, {"role": "assistant", "content": None}, USER, HO]}),
+    ("not_text", {"messages": [USER, call(name="f", arguments={}), {"role": "tool", "content": None}, HO]}),
+    ("not_text", {"messages": [USER, call(name="f", arguments={}), {"role": "tool", "content": {"a": 1}}, HO]}),
+    ("bad_message", {"messages": [USER, {**HO, "reasoning_content": {"a": 1}}]}),
+    ("bad_tool_call", {"messages": [USER, call(name="f", arguments=0)]}),
+    ("bad_tool_call", {"messages": [USER, call(name="f", arguments="{'a': None}")]}),
+    ("bad_tool_call", {"messages": [USER, call(name="f", arguments={"a": [float("nan")]})]}),
     ("bad_tool_call", {"messages": [USER, call(name="f", arguments="{x")]}),
     ("bad_tool_call", {"messages": [USER, call(name="f", arguments=[1])]}),
     ("bad_tool_call", {"messages": [USER, call(arguments={})]}),
@@ -124,6 +145,22 @@ def test_split_follows_the_question_and_not_the_answer(tmp_path: Path) -> None:
     assert 30 < len(heldout) < 130
     assert not {one.messages[0].content for one in train} & {one.messages[0].content for one in heldout}
     assert {split_of_conversation(one) for one in heldout} == {"heldout"}
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32"), ("utf-16-be", "UTF-16")])
+def test_a_file_of_another_encoding_is_named(tmp_path: Path, encoding: str, name: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [USER, HO]}), encoding=encoding)
+    with pytest.raises(CorpusError, match=rf"a\.jsonl: the file is {name}.* and not UTF-8 \(byte 0\)"):
+        read(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": [USER, HO]}), encoding="utf-8-sig")
+    records, malformed = read(path)
+    assert [record.messages[0].content for record in records] == ["hi"]
+    assert not malformed.counts
 
 
 def test_no_such_file(tmp_path: Path) -> None:
