@@ -1,7 +1,7 @@
 """A test double of a vLLM server with `ExampleHiddenStatesConnector`, over a real target.
 
-It writes as vLLM 0.32 does: one safetensors file a request, under a lock that is taken before the path is told and let
-go when the file is whole. `Behaviour` makes it go wrong in the ways that were seen.
+It writes as vLLM 0.32 does: one safetensors file a request, named by its id, under a lock that is taken before the path
+is told and let go when the file is whole. `Behaviour` makes it go wrong in the ways that were seen.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Handler(JsonHandler):
             return
         with behaviour.lock:
             behaviour.requests += 1
-            name = f"cmpl-{behaviour.requests}.safetensors"
+            name = f"cmpl-{self.headers.get('X-Request-Id', behaviour.requests)}-0-1a2b3c4d.safetensors"
             tensors = self._tensors(behaviour, asked["prompt"])
         folder = behaviour.storage if behaviour.broken != "elsewhere" else behaviour.storage.parent / "other"
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthouse.errors import StatesError
+from drafthouse.states.asking import asking
 from drafthouse.states.protocols import Described
 from drafthouse.states.settings import EngineSettings
 
@@ -45,8 +46,8 @@ class ServedTaps(ABC):
         """What the server has to be started with, to be shown."""
 
     @abstractmethod
-    def _states(self, ids: Tensor) -> Tensor:
-        """`[T, K+1, H]` of one text."""
+    def _states(self, ids: Tensor, name: str) -> Tensor:
+        """`[T, K+1, H]` of one text, by a request of the id `name`."""
 
     def capture(
         self, input_ids: Tensor, lengths: Tensor, layer_ids: Sequence[int], *, out: Tensor | None = None
@@ -66,15 +67,18 @@ class ServedTaps(ABC):
         shape = (rows, seq, len(layer_ids) + 1, self.hidden_size)
         out = torch.zeros(shape, dtype=torch.bfloat16) if out is None else out
         texts = [ids[:length] for ids, length in zip(input_ids, lengths.tolist(), strict=True)]
-        with ThreadPoolExecutor(max(1, rows)) as pool:
-            for row, states in enumerate(pool.map(self._states, texts)):
+        with (
+            asking(self._storage, 2 * self._settings.timeout_s) as new_name,
+            ThreadPoolExecutor(max(1, rows)) as pool,
+        ):
+            for row, states in enumerate(pool.map(self._states, texts, [new_name() for _ in texts])):
                 out[row, : len(states)] = states
         return out
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         where = self._settings.url
         try:
-            response = self._client.post(path, json=body)
+            response = self._client.post(path, json=body, headers=headers)
             answer = response.json()
         except httpx2.TimeoutException:
             raise StatesError(

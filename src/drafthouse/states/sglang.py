@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import shlex
 import time
-import uuid
-from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from drafthouse.errors import StatesError
 from drafthouse.plugins.sglang_states import FOLDER, LAYERS
-from drafthouse.states.protocols import Described
 from drafthouse.states.served import ServedTaps
-from drafthouse.states.settings import EngineSettings
 
 # The answer comes when the first token has been drawn; the file is on its way to the disk by then.
 _PATIENCE_S, _LOOK_S = 30.0, 0.002
@@ -27,14 +22,6 @@ _PATIENCE_S, _LOOK_S = 30.0, 0.002
 
 class SglangTaps(ServedTaps):
     """A target whose layers an SGLang server captures."""
-
-    def __init__(self, target: Described, settings: EngineSettings, layer_ids: Sequence[int]) -> None:
-        super().__init__(target, settings, layer_ids)
-        # What a killed worker had asked for stays, often in memory; nobody waits so long for an answer.
-        for path in self._storage.glob("drafthouse-*"):
-            with suppress(FileNotFoundError):  # another worker sweeps, too
-                if time.time() - path.stat().st_mtime > 2 * settings.timeout_s:
-                    path.unlink()
 
     def environment(self) -> dict[str, str]:
         """Variables that the server has to be started with; drafthouse has to be installed beside it."""
@@ -49,11 +36,10 @@ class SglangTaps(ServedTaps):
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment().items()]
         return " ".join([*variables, "python -m sglang.launch_server --model-path MODEL", *self.arguments()])
 
-    def _states(self, ids: Tensor) -> Tensor:
-        rid = f"drafthouse-{uuid.uuid4().hex}"
+    def _states(self, ids: Tensor, name: str) -> Tensor:
         body = {
             "input_ids": ids.tolist(),
-            "rid": rid,
+            "rid": name,
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
         }
         states: list[Tensor] = []
@@ -61,19 +47,19 @@ class SglangTaps(ServedTaps):
         try:
             self._post("/generate", body)
             while (first := sum(map(len, states))) < len(ids):
-                some, of = self._chunk(rid, first)
+                some, of = self._chunk(name, first)
                 if some is None or of is None or not len(some):
                     return self._proven(None, None, ids)
                 states.append(some)
                 tokens.append(of)
         finally:
-            for path in self._storage.glob(f"{rid}.*"):
+            for path in self._storage.glob(f"{name}.*"):
                 path.unlink(missing_ok=True)
         return self._proven(torch.cat(states), torch.cat(tokens), ids)
 
-    def _chunk(self, rid: str, first: int) -> tuple[Tensor | None, Tensor | None]:
+    def _chunk(self, name: str, first: int) -> tuple[Tensor | None, Tensor | None]:
         """A chunk of the text, from its token `first`."""
-        path = self._storage / f"{rid}.{first}.safetensors"
+        path = self._storage / f"{name}.{first}.safetensors"
         end = time.monotonic() + min(_PATIENCE_S, self._settings.timeout_s)
         while not path.exists():
             if time.monotonic() > end:

@@ -1,9 +1,10 @@
 """Capture by a vLLM server: its `extract_hidden_states` method and `ExampleHiddenStatesConnector`, on one node.
 
 The server computes and writes one safetensors file a request into a folder that this process reads; its path comes with
-the answer, and a lock beside it says when it is whole (vLLM 0.32, docs "Hidden State Extraction"). Its layer ids count
-from 1: id L is what layer L-1 puts out, and the number of layers names the last output before the final norm. Hybrid
-models gave zeros or strange blocks in several releases (vllm#46301), which is why every state is checked here too.
+the answer, and a lock beside it says when it is whole (vLLM 0.32, docs "Hidden State Extraction"). The id that a
+request brings along (X-Request-Id) is part of that path. Its layer ids count from 1: id L is what layer L-1 puts out,
+and the number of layers names the last output before the final norm. Hybrid models gave zeros or strange blocks in
+several releases (vllm#46301), which is why every state is checked here too.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class VllmTaps(ServedTaps):
     def _wanted(self) -> list[int]:
         return [layer + 1 for layer in self._layer_ids] + [self.num_layers]
 
-    def _states(self, ids: Tensor) -> Tensor:
-        answer = self._post("/v1/completions", {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0})
+    def _states(self, ids: Tensor, name: str) -> Tensor:
+        body = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0}
+        answer = self._post("/v1/completions", body, {"X-Request-Id": name})
         path = self._inside((answer.get("kv_transfer_params") or {}).get("hidden_states_path"))
         lock = path.with_name(path.name + ".lock")
         try:

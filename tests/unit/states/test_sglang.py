@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -132,27 +131,17 @@ def test_where_states_would_be_wrong_the_server_does_not_start(
 def test_a_folder_that_cannot_be_written_ends_no_server(
     embedded: Target, described: Target, runner: Any, storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behaviour = started(runner, embedded, taps(described, "", storage).environment(), monkeypatch)
+    theirs = storage.with_name("theirs")
+    behaviour = started(runner, embedded, taps(described, "", theirs).environment(), monkeypatch)
     monkeypatch.setattr(worker_side, "_PATIENCE_S", 0.2)
-    storage.rmdir()
+    theirs.rmdir()
     ids, lengths = texts()
     with sglang_server(behaviour) as url:
         with pytest.raises(StatesError, match="wrote no states"):
             taps(described, url, storage).capture(ids, lengths, LAYERS)
-        storage.mkdir()
+        theirs.symlink_to(storage)
         monkeypatch.setattr(worker_side, "_PATIENCE_S", 20.0)
         assert taps(described, url, storage).capture(ids, lengths, LAYERS).shape == (3, 12, 3, 128)
-
-
-def test_what_a_killed_worker_left_is_swept(described: Target, storage: Path) -> None:
-    storage.mkdir()
-    old, new, foreign = (storage / name for name in ("drafthouse-1.0.safetensors", "drafthouse-2.0.part", "other"))
-    for path in (old, new, foreign):
-        path.write_bytes(b"states")
-    for path in (old, foreign):
-        os.utime(path, (0, 0))
-    taps(described, "http://127.0.0.1:9", storage)
-    assert {path.name for path in storage.iterdir()} == {new.name, foreign.name}
 
 
 def test_no_server(described: Target, storage: Path) -> None:
