@@ -84,12 +84,13 @@ class StepGate:
 
 
 def train_progress(store: Store, recipe: str, epoch: int) -> dict[str, float] | None:
-    """What the trainer of a life has last said of itself; None before its first word."""
+    """What the trainer of a life has last said of itself; None before its first word, or when it could not be made out:
+    it is said again every few seconds."""
     try:
-        value: dict[str, float] = json.loads(store.get(f"drafters/{recipe}/progress/{epoch}"))
-    except ObjectMissingError:
+        value = json.loads(store.get(f"drafters/{recipe}/progress/{epoch}"))
+    except (ObjectMissingError, ValueError):
         return None
-    return value
+    return value if isinstance(value, dict) else None
 
 
 class CanaryGate:

@@ -187,7 +187,7 @@ def _move(controller: Controller, action: Action, source: str, to: str, job: str
         raise RefusedError("source and destination are one node", where=f"{action} --from {source}", fix="name two")
     if target.decommissioned:
         raise RefusedError(f"{to} is out of service", where=f"{action} --to {to}", fix="name another node")
-    lives = [state for state in controller.records.on_node(source) if job in {None, state.life.job}]
+    lives = controller.records.on_node(source, job)
     # A life that only ever started there while the job works elsewhere has nothing to move.
     lives = [state for state in lives if controller.records.current(state.life.job) == state]
     if not lives:

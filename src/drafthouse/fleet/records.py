@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,8 @@ from drafthouse.store.keys import numbered
 
 Outcome = Literal["retired", "stopped", "failed", "lost", "finished"]
 _READERS = 16
+_AGAIN_S = 0.2
+"""Records never change, so what cannot be read is asked for once more: it may have been a bad answer."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,19 @@ class LifeState:
         return self.outcome is None
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What the records say, and what of them cannot be read: one of them says nothing against the others.
+
+    Attributes:
+        lives: oldest epoch first.
+        unreadable: (job, epoch) of a life that is there -> why nothing can be said of it.
+    """
+
+    lives: list[LifeState]
+    unreadable: dict[tuple[str, int], StoreError]
+
+
 class Records:
     """The lives of all jobs in the fleet's store."""
 
@@ -119,7 +135,39 @@ class Records:
         self.objects.create(_key("ends", job, epoch), to_body({"outcome": outcome, "reason": reason}))
 
     def lives(self, job: str | None = None) -> list[LifeState]:
-        """All lives (of one job), oldest epoch first."""
+        """All lives (of one job), oldest epoch first: for decisions, which have to know all of them.
+
+        Raises:
+            StoreError: one of them cannot be read.
+        """
+        reading = self.read(job)
+        for error in reading.unreadable.values():
+            raise error
+        return reading.lives
+
+    def read(self, job: str | None = None) -> Reading:
+        """The lives (of one job) that can be read, and those that cannot: for whoever only looks.
+
+        Raises:
+            StoreError: the store cannot be asked what there is.
+        """
+        found = self._listed(job)
+        keys = sorted(found["lives"])
+
+        def read(key: tuple[str, int]) -> LifeState | StoreError:
+            try:
+                return self._state(key, found)
+            except StoreError as error:
+                return error
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            states = dict(zip(keys, pool.map(read, keys), strict=True))
+        return Reading(
+            [state for state in states.values() if not isinstance(state, StoreError)],
+            {key: state for key, state in states.items() if isinstance(state, StoreError)},
+        )
+
+    def _listed(self, job: str | None) -> dict[str, dict[tuple[str, int], datetime]]:
         wanted = "" if job is None else f"/{job}"
         found: dict[str, dict[tuple[str, int], datetime]] = {}
         for name in ("ends", "live", "lives"):  # the beginnings last: an end without a beginning is not seen
@@ -128,21 +176,20 @@ class Records:
                 for info in self.objects.list(f"{name}{wanted}")
                 if (match := re.fullmatch(rf"{name}/([^/]+)/(\d+)", info.key))
             }
-        keys = sorted(found["lives"])
-        with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(lambda key: self._state(key, found), keys))
+        return found
 
     def next_epoch(self, job: str) -> int:
         """The number of the life that would be begun next."""
-        return 1 + max((state.life.epoch for state in self.lives(job)), default=0)
+        return 1 + max((epoch for _, epoch in self._listed(job)["lives"]), default=0)
 
     def current(self, job: str) -> LifeState | None:
         """The life that counts: the newest that works, else the newest that is not over; None when there is none."""
         return current_of(self.lives(job))
 
-    def on_node(self, node: str) -> list[LifeState]:
-        """The lives that are not over on a node: what a migration has to move."""
-        return [state for state in self.lives() if state.open and state.life.node == node]
+    def on_node(self, node: str, job: str | None = None) -> list[LifeState]:
+        """The lives (of one job) that are not over on a node: what a migration has to move. Records of other jobs than
+        the one that is named need not be readable."""
+        return [state for state in self.lives(job) if state.open and state.life.node == node]
 
     def _state(self, key: tuple[str, int], found: dict[str, dict[tuple[str, int], datetime]]) -> LifeState:
         job, epoch = key
@@ -171,7 +218,12 @@ class Records:
             ) from None
 
     def _body(self, key: str) -> dict[str, Any]:
-        return from_body(self.objects.get(key), f"{self.objects.url}/{key}")
+        where = f"{self.objects.url}/{key}"
+        try:
+            return from_body(self.objects.get(key), where)
+        except StoreError:
+            time.sleep(_AGAIN_S)
+            return from_body(self.objects.get(key), where)
 
 
 def current_of(lives: list[LifeState]) -> LifeState | None:

@@ -50,6 +50,7 @@ def survey(found: Survey) -> RenderableType:
     jobs = Table("job", "status", "node", "epoch", "unit", "since", "lives", "lock", title="jobs", title_justify="left")
     for job in found.jobs:
         jobs.add_row(*_row(job))
+    sentences = [Text(f"  {job.name}: {sentence}", style="red") for job in found.jobs for sentence in job.unreadable]
     nodes = Table("node", "answers", "units", title="nodes", title_justify="left")
     for node in found.nodes:
         units = ", ".join(f"{unit.unit} [{_STYLE.get(unit.state, 'dim')}]{unit.state}[/]" for unit in node.units)
@@ -57,7 +58,7 @@ def survey(found: Survey) -> RenderableType:
             nodes.add_row(node.name, "[green]yes[/]", units or "[dim]none[/]")
         else:
             nodes.add_row(node.name, "[red]no[/]", f"[dim]{escape(node.error)}[/]")
-    return Group(jobs, nodes)
+    return Group(jobs, *sentences, nodes)
 
 
 def tidying(plans: Sequence[Rest]) -> RenderableType:
@@ -85,6 +86,8 @@ def audit(entries: Sequence[dict[str, object]]) -> RenderableType:
 
 def _row(job: JobStatus) -> tuple[str, ...]:
     current = job.current
+    if job.unreadable:
+        return (job.name, "[red]unknown[/]", "", "", "", "", str(len(job.lives)), escape(job.locked_by or ""))
     if current is None:
         last = job.lives[-1]
         return (job.name, f"[dim]{last.status}[/]", f"[dim]{last.life.node}[/]", "", "", "", str(len(job.lives)), "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drafthouse.errors import FleetError
+from drafthouse.errors import FleetError, StoreError
 from drafthouse.fleet.controller import Controller
 from drafthouse.fleet.node import Node
 from drafthouse.fleet.parallel import each
@@ -26,13 +26,17 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job's lives, the one that counts, and what its node says of it (None: the node does not answer)."""
+    """A job's lives, the one that counts, and what its node says of it (None: the node does not answer).
+
+    `unreadable`: what of its records cannot be read, as sentences. Nobody knows then which life counts: it is None.
+    """
 
     name: str
     lives: tuple[LifeState, ...]
     current: LifeState | None
     unit: UnitStatus | None
     locked_by: str | None
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,22 @@ def survey(controller: Controller, pattern: str | None = None) -> Survey:
         for name, answer in answers.items()
     ]
     found = {(node.name, unit.unit): unit for node in asked for unit in node.units}
-    by_job: dict[str, list[LifeState]] = {}
-    for state in controller.records.lives():
+    reading = controller.records.read()
+    by_job: dict[str, list[LifeState]] = {job: [] for job, _ in reading.unreadable}
+    for state in reading.lives:
         by_job.setdefault(state.life.job, []).append(state)
     jobs = []
     for name, lives in sorted(by_job.items()):
-        current = current_of(lives)
+        unreadable = [str(error) for (job, _), error in reading.unreadable.items() if job == name]
+        current = None if unreadable else current_of(lives)
         unit = found.get((current.life.node, current.life.unit)) if current else None
-        holder = controller.lock_holder(name)
-        jobs.append(JobStatus(name, tuple(lives), current, unit, holder.who if holder else None))
+        try:
+            holder = controller.lock_holder(name)
+        except StoreError as error:
+            holder = None
+            unreadable.append(str(error))
+        who = holder.who if holder else None
+        jobs.append(JobStatus(name, tuple(lives), current, unit, who, tuple(unreadable)))
     return Survey(tuple(asked), tuple(jobs))
 
 
@@ -93,11 +104,15 @@ def rests(found: Survey, *, keep: int = 2) -> list[Rest]:
     """
     lives = {(state.life.node, state.life.unit): state for job in found.jobs for state in job.lives}
     current = {job.name: job.current for job in found.jobs}
+    unknown = {job.name for job in found.jobs if job.unreadable}
     plans: list[Rest] = []
     for node in found.nodes:
         ended: dict[str, int] = {}
         for unit in sorted(node.units, key=lambda one: parse_unit(one.unit) or ("", 0), reverse=True):
             state = lives.get((node.name, unit.unit))
+            if (parse_unit(unit.unit) or ("", 0))[0] in unknown:
+                plans.append(Rest("leave", node.name, unit.unit, "a record of its job cannot be read"))
+                continue
             alive = unit.state in {"running", "restarting"}
             if state is None:
                 plans.append(Rest("leave", node.name, unit.unit, "no life of it is recorded in this fleet's store"))
@@ -109,7 +124,7 @@ def rests(found: Survey, *, keep: int = 2) -> list[Rest]:
                     plans.append(Rest("remove", node.name, unit.unit, f"its life is {state.status}"))
     answering = {node.name for node in found.nodes if node.error is None}
     for job in found.jobs:
-        for state in job.lives:
+        for state in () if job.unreadable else job.lives:
             idle = job.locked_by is None and state.life.node in answering
             if state.status == "starting" and idle and state.life.epoch < max(s.life.epoch for s in job.lives):
                 text = "it never began to work, and a later life was begun"
@@ -165,10 +180,11 @@ def _unit(unit: UnitStatus) -> dict[str, Any]:
 
 def _job(job: JobStatus) -> dict[str, Any]:
     return {
-        "status": job.current.status if job.current else "over",
+        "status": "unknown" if job.unreadable else job.current.status if job.current else "over",
         "node": job.current.life.node if job.current else None,
         "unit": None if job.unit is None else _unit(job.unit),
         "locked_by": job.locked_by,
+        "unreadable": list(job.unreadable),
         "lives": [
             {
                 "epoch": state.life.epoch,

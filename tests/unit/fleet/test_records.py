@@ -108,6 +108,40 @@ def test_a_strangers_object_is_named(records: Records) -> None:
         records.lives()
 
 
+def test_a_record_that_cannot_be_read_says_nothing_against_the_others(records: Records) -> None:
+    for job, epoch in (("good", 1), ("bad", 1), ("bad", 2)):
+        records.begin(life(epoch, job=job))
+    records.mark_live("bad", 1, "")
+    records.objects.put("lives/bad/000002", b"\x00")
+    found = records.read()
+    assert [(state.life.job, state.life.epoch) for state in found.lives] == [("bad", 1), ("good", 1)]
+    assert list(found.unreadable) == [("bad", 2)]
+    assert "lives/bad/000002: this object is not the JSON" in str(found.unreadable["bad", 2])
+    assert records.next_epoch("bad") == 3, "it is used, whatever it says"
+    assert [state.life.job for state in records.on_node("n1", "good")] == ["good"]
+    for decide in (records.current, records.lives):
+        with pytest.raises(StoreError, match="lives/bad/000002"):
+            decide("bad")
+    with pytest.raises(StoreError, match="lives/bad/000002"):
+        records.on_node("n1")
+
+
+def test_a_bad_answer_is_asked_for_once_more(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    for job in ("one", "two"):
+        records.begin(life(job=job))
+    get, bad = records.objects.get, {"lives/one/000001": b"<html>", "lives/two/000001": StoreError("timed out")}
+
+    def flaky(key: str) -> bytes:
+        answer = bad.pop(key, None)
+        if isinstance(answer, StoreError):
+            raise answer
+        return get(key) if answer is None else answer
+
+    monkeypatch.setattr(records.objects, "get", flaky)
+    assert [state.life.job for state in records.lives()] == ["one", "two"]
+    assert bad == {}
+
+
 def test_a_units_name_carries_job_and_epoch() -> None:
     assert parse_unit(replace(life(12), job="a-b-e3").unit) == ("a-b-e3", 12)
     assert parse_unit("drafthouse-x-e0") is None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from drafthouse.fleet.records import Life, LifeState, Outcome, current_of
+from rich.console import Console
+
+from drafthouse.fleet import show
+from drafthouse.fleet.records import Life, LifeState, Outcome, Records, current_of
 from drafthouse.fleet.runtime.protocol import State, UnitStatus, unit_name
-from drafthouse.fleet.survey import JobStatus, NodeStatus, Survey, rests
+from drafthouse.fleet.survey import JobStatus, NodeStatus, Survey, rests, survey
+from drafthouse.store import Lock, Store
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,6 +55,51 @@ def test_the_newest_ended_units_keep_their_logs() -> None:
 def test_units_that_nobody_recorded_are_left_and_said() -> None:
     found = rests(_survey([_life(1, "n1")], {"n2": [(7, "running")]}))
     assert [(rest.do, rest.unit) for rest in found] == [("leave", "drafthouse-job-e7")]
+
+
+def test_nothing_of_a_job_is_touched_whose_records_cannot_be_read() -> None:
+    lives = [_life(1, "n1", "lost"), _life(2, "n1", live=False), _life(3, "n1")]
+    units: dict[str, list[tuple[int, State]]] = {"n1": [(1, "running"), (4, "exited")]}
+    found = _survey(lives, units)
+    assert {rest.do for rest in rests(found, keep=0)} == {"stop", "leave", "close"}
+    damaged = replace(found, jobs=(replace(found.jobs[0], current=None, unreadable=("lives/job/000004: damaged",)),))
+    assert [(rest.do, rest.text) for rest in rests(damaged, keep=0)] == [
+        ("leave", "a record of its job cannot be read"),
+        ("leave", "a record of its job cannot be read"),
+    ]
+    told = damaged.as_dict()["jobs"]["job"]
+    assert (told["status"], told["unreadable"]) == ("unknown", ["lives/job/000004: damaged"])
+    text = shown(damaged)
+    assert "unknown" in text
+    assert "job: lives/job/000004: damaged" in text
+
+
+def test_one_jobs_records_do_not_hide_another(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "store"))
+    records = Records(store.child("fleet"))
+    for job in ("bad", "good", "held"):
+        records.begin(replace(_life(1, "n1").life, job=job))
+        records.mark_live(job, 1, "")
+    records.objects.put("live/bad/000001", b"{")
+    records.objects.put("lock/held/000001", b"{")
+    controller = SimpleNamespace(
+        inventory=SimpleNamespace(nodes=lambda _: []),
+        progress=None,
+        records=records,
+        lock_holder=lambda job: Lock(records.objects, job).holder(),
+    )
+    found = {job.name: job for job in survey(controller).jobs}  # type: ignore[arg-type]
+    assert {name: bool(job.unreadable) for name, job in found.items()} == {"bad": True, "good": False, "held": True}
+    assert found["good"].current is not None
+    assert found["bad"].current is None
+    assert found["held"].current is not None, "only who is at it is not known"
+
+
+def shown(found: Survey) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(show.survey(found))
+    return capture.get()
 
 
 def test_a_life_that_an_operators_death_left_open_is_closed() -> None:
