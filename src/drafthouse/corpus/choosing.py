@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafthouse.corpus.curation import CurationSettings
+from drafthouse.corpus.disk import Parts
 from drafthouse.corpus.records import Split
 from drafthouse.corpus.similar import PERMUTATIONS, Signatures, later_duplicates
 from drafthouse.corpus.staging import INDEX, StagedPiece, Summary
@@ -33,12 +34,12 @@ _BINS = 1 << 16
 class Choice:
     """What was chosen: a file of record numbers (int64) a split, in order; and what was not, by source.
 
-    `short` says by kind how many samples its quota lacks.
+    `taken` says by split and source how many were chosen, `short` by kind how many samples its quota lacks.
     """
 
     orders: dict[Split, Path]
     counts: dict[Split, int]
-    by_source: dict[str, int] = field(default_factory=dict)
+    taken: dict[Split, dict[str, int]] = field(default_factory=dict)
     drops: dict[str, Counter[str]] = field(default_factory=dict)
     short: dict[str, int] = field(default_factory=dict)
 
@@ -106,10 +107,9 @@ def choose(staged: Staged, settings: CurationSettings) -> Choice:
         for place, name in enumerate(names):
             wanted = quotas[split][name]
             _lowest(staged, alive, place, split, wanted, taken)
-            if split == "train":
-                choice.by_source[name] = wanted
             if over := available[split][name] - wanted:
                 drops[name][f"over_quota_{split}"] += over
+        choice.taken[split] = _by_source(staged, taken, names)
         choice.orders[split] = staged.folder / f"{split}.order"
         choice.counts[split] = int(taken.sum())
         _write_order(staged, taken, choice.orders[split])
@@ -248,12 +248,19 @@ def _lowest(
     taken[np.concatenate(records)[order]] = True
 
 
+def _by_source(staged: Staged, taken: npt.NDArray[np.bool_], names: Sequence[str]) -> dict[str, int]:
+    """How many records of every source were taken: counted, so that the card's sums prove something."""
+    counts = dict.fromkeys(names, 0)
+    for number, summary in enumerate(staged.summaries):
+        counts[names[summary.source]] += int(taken[staged.first[number] : staged.first[number + 1]].sum())
+    return counts
+
+
 def _write_order(staged: Staged, taken: npt.NDArray[np.bool_], path: Path) -> None:
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with Parts() as parts:
+        file = parts.begin(path)
         for records, _ in _sliced(staged, lambda first, _summary, index: taken[first : first + len(index)], mix=True):
-            records.astype(np.int64).tofile(file)
-    part.replace(path)
+            file.write(records.astype(np.int64).tobytes())
 
 
 def located(staged: Staged, records: Numbers) -> list[tuple[int, int, int]]:

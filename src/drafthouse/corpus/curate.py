@@ -16,15 +16,17 @@ from drafthouse.corpus.choosing import Choice, Staged, choose, located
 from drafthouse.corpus.contamination import Contamination, contamination
 from drafthouse.corpus.conversations import ConversationManifest, ConversationSet, ConversationShard
 from drafthouse.corpus.curation import CurationSettings, GeneratedSource, LibraryTextSource
+from drafthouse.corpus.disk import sweep, told
 from drafthouse.corpus.origins import Origin, fetch
 from drafthouse.corpus.pieces import Piece, cut_file, cut_range
 from drafthouse.corpus.records import Split
 from drafthouse.corpus.shards import name_is_taken
-from drafthouse.corpus.staging import StagedPiece, StageJob, Summary, stage
+from drafthouse.corpus.staging import RULES, StagedPiece, StageJob, Summary, stage
 from drafthouse.corpus.workers import Workers, default_processes
 from drafthouse.errors import CorpusError
 from drafthouse.progress import Progress, Silent
 from drafthouse.store import Store
+from drafthouse.store.exclusive import exclusive
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 _EXAMPLES = 5  # of a reason, a source
@@ -66,10 +68,11 @@ def curate(
         piece_bytes: bytes of a JSON Lines file that one job reads.
 
     Raises:
+        ConfigError: another process stages the same curation in `work`.
         CorpusError: a source cannot be read, nothing is left, or the name belongs to another curation.
-        StoreError: the store refuses.
+        StoreError: the store refuses, or `work` cannot be written.
     """
-    progress, processes = progress or Silent(), processes or default_processes()
+    progress = progress or Silent()
     store = Store.open(store_url)
     origins = [fetch(source, base, work / "downloads") for source in settings.sources]
     forbidden = contamination([base / path for path in settings.filters.evaluation], settings.filters.ngram)
@@ -77,10 +80,34 @@ def curate(
     if known := _known(store, settings.name, wanted):
         return known
     pieces = list(_pieces(settings, origins, piece_bytes))
-    folder = work / digest_of([wanted, [[piece.path, piece.first, piece.last] for piece in pieces]])[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    cut = [[piece.path, piece.first, piece.last] for piece in pieces]
+    folder = work / digest_of([RULES, wanted, cut])[:16]
+    plan = _Plan(settings, store_url, folder, pieces, origins, forbidden, wanted)
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder, "curates"), told(folder):
+        sweep(folder)
+        made = _made(plan, processes or default_processes(), progress)
+    return _sealed(store, settings.name, made)
 
-    jobs = (StageJob(number, piece, str(folder), settings, forbidden) for number, piece in enumerate(pieces))
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a curation reads, and where it is staged."""
+
+    settings: CurationSettings
+    store_url: str
+    folder: Path
+    pieces: Sequence[Piece]
+    origins: Sequence[Origin]
+    forbidden: Contamination
+    wanted: dict[str, Any]
+
+
+def _made(plan: _Plan, processes: int, progress: Progress) -> dict[Split, ConversationManifest]:
+    """Stage, choose and write; the manifests of what was written."""
+    settings, folder, pieces = plan.settings, plan.folder, plan.pieces
+    jobs = (StageJob(number, piece, str(folder), settings, plan.forbidden) for number, piece in enumerate(pieces))
     summaries: list[Summary] = []
     made: dict[Split, ConversationManifest] = {}
     with Workers(processes) as workers:
@@ -94,12 +121,32 @@ def curate(
         with progress.task("duplicates, quotas, order", None):
             choice = choose(staged, settings)
         if not choice.counts["train"]:
-            raise CorpusError(f"no conversation is left ({_reasons(summaries, choice)})", where=settings.name)
+            raise CorpusError(
+                f"no conversation is left ({_reasons(summaries, choice)})",
+                where=settings.name,
+                fix="check format and columns of its sources, and the filters",
+            )
         for split in SPLITS:
-            shards = _write(staged, choice, split, settings, store_url, workers, progress)
-            made[split] = _manifest(settings, split, shards, choice, summaries, origins, wanted)
-    for split in reversed(SPLITS):  # the training set last: where it is, the other one is too
-        sets.seal(store, set_name(settings.name, split), made[split])
+            shards = _write(staged, choice, split, settings, plan.store_url, workers, progress)
+            made[split] = _manifest(settings, split, shards, choice, summaries, plan.origins, plan.wanted)
+    return made
+
+
+def _sealed(store: Store, name: str, made: dict[Split, ConversationManifest]) -> dict[Split, ConversationManifest]:
+    """Seal both sets, the training set last: where it is, the other one is too."""
+    train, heldout = (store.child(set_name(name, split)) for split in SPLITS)
+    wanted, mine = made["train"].settings, made["heldout"].to_json()
+    if not heldout.create(sets.MANIFEST, mine):
+        if known := _known(store, name, wanted):
+            return known
+        # Without its training set it was left by a run that was killed in between, perhaps over other files.
+        heldout.put(sets.MANIFEST, mine)
+    if not train.create(sets.MANIFEST, made["train"].to_json()):
+        if known := _known(store, name, wanted):
+            return known
+        raise CorpusError("another process seals a set of this name", where=name, fix="run it again")
+    if heldout.get(sets.MANIFEST) != mine:  # whoever had the same thought, and came second with the training set
+        heldout.put(sets.MANIFEST, mine)
     return made
 
 
@@ -117,10 +164,14 @@ def _identity(settings: CurationSettings, origins: Sequence[Origin], forbidden: 
 def _known(store: Store, name: str, wanted: dict[str, Any]) -> dict[Split, ConversationManifest] | None:
     if store.child(name).head(sets.MANIFEST) is None:
         return None
-    known = {split: ConversationSet(store, set_name(name, split)).manifest for split in SPLITS}
-    if known["train"].settings != wanted:
+    train = ConversationSet(store, name).manifest
+    if train.settings != wanted:
         raise name_is_taken(name)
-    return known
+    try:
+        heldout = ConversationSet(store, set_name(name, "heldout")).manifest
+    except CorpusError:  # gone or damaged: made again from the same sources, it is the same
+        return None
+    return {"train": train, "heldout": heldout} if heldout.settings == wanted else None
 
 
 def _pieces(settings: CurationSettings, origins: Sequence[Origin], piece_bytes: int | None) -> Iterator[Piece]:
@@ -203,7 +254,8 @@ def _manifest(
             "kind": source.kind,
             "licence": source.licence,
             "read": read[source.name],
-            "taken": choice.by_source[source.name],
+            "taken": choice.taken["train"][source.name],
+            "heldout": choice.taken["heldout"][source.name],
             "origin": origin.facts,
             **({"missing": origin.missing} if origin.missing is not None else {}),
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,8 +18,11 @@ from drafthouse.corpus.curation import (
     LibraryTextSource,
     StoreSource,
 )
+from drafthouse.corpus.disk import told
 from drafthouse.errors import CorpusError, StoreError
 from drafthouse.store import Store
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no fault of a hub
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ def fetch(source: CuratedSource, base: Path, cache: Path) -> Origin:
 
     Raises:
         CorpusError: they are not there and the source is not optional.
+        StoreError: objects that are there cannot be copied, or the cache cannot be written.
     """
     if isinstance(source, LibraryTextSource):
         return Origin(facts={"fingerprint": sources.library("train").fingerprint})
@@ -64,11 +70,15 @@ def _local(source: FilesSource, base: Path) -> Origin:
                 "there is no such file", where=f"{source.name}: {pattern}", fix="check the source's paths"
             )
         files += found
-    return Origin(tuple(files), {"files": {path.name: file_sha256(path) for path in files}})
+    # Below the folder that they share, for two of one name may lie in two; and not from the root on, for the same files
+    # may lie elsewhere on another machine.
+    shared = Path(os.path.commonpath([path.parent for path in files]))
+    return Origin(tuple(files), {"files": {path.relative_to(shared).as_posix(): file_sha256(path) for path in files}})
 
 
 def _from_hub(source: HubSource) -> Origin:
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         HfHubHTTPError,
         LocalEntryNotFoundError,
@@ -97,6 +107,9 @@ def _from_hub(source: HubSource) -> Origin:
             local_files_only=offline is not None,
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            with told(Path(error.filename or HF_HUB_CACHE)):
+                raise
         cause = offline or error
         raise CorpusError(
             f"the hub cannot be reached and its cache lacks the files ({type(cause).__name__})",
@@ -117,20 +130,20 @@ def _from_store(source: StoreSource, cache: Path) -> Origin:
     try:
         store = Store.open(source.url)
         infos = store.list()
-        if not infos:
-            raise CorpusError("nothing lies below this prefix", where=f"{source.name}: {store.url}")
-        folder = cache / hashlib.sha256(store.url.encode()).hexdigest()[:16]
-        files, stamps = [], []
-        for info in infos:
-            # The time is part of the name: an object that was written again is fetched again.
-            stamp = hashlib.sha256(f"{info.key}\0{info.size}\0{info.last_modified}".encode()).hexdigest()[:12]
-            stamps.append(stamp)
-            path = folder / f"{stamp}-{info.key.rpartition('/')[2]}"
-            if not path.exists():
-                store.download(info.key, path)
-            files.append(path)
     except StoreError as error:
         raise CorpusError(str(error), where=source.name, fix="check the source's url") from error
+    if not infos:
+        raise CorpusError("nothing lies below this prefix", where=f"{source.name}: {store.url}")
+    folder = cache / hashlib.sha256(store.url.encode()).hexdigest()[:16]
+    files, stamps = [], []
+    for info in infos:
+        # The time is part of the name: an object that was written again is fetched again.
+        stamp = hashlib.sha256(f"{info.key}\0{info.size}\0{info.last_modified}".encode()).hexdigest()[:12]
+        stamps.append(stamp)
+        path = folder / f"{stamp}-{info.key.rpartition('/')[2]}"
+        if not path.exists():
+            store.download(info.key, path)
+        files.append(path)
     fingerprint = hashlib.sha256(" ".join(stamps).encode()).hexdigest()
     return Origin(tuple(files), {"url": store.url, "files": len(files), "fingerprint": fingerprint})
 

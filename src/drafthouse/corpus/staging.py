@@ -1,7 +1,7 @@
 """Reading pieces of sources into staged lines: parsed, filtered, fingerprinted, each piece once and for all.
 
 A piece leaves four files in the staging folder: the conversations as JSON lines, an index of them, their MinHash
-bands and signatures; and, written last, a summary that makes the piece done. Whoever comes back after a crash reads
+bands and signatures; and, moved there last, a summary that makes the piece done. Whoever comes back after a crash reads
 only what has no summary.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 from drafthouse.corpus import grammar, sources
 from drafthouse.corpus.contamination import Contamination
 from drafthouse.corpus.curation import CuratedSource, CurationSettings, GeneratedSource, LibraryTextSource
+from drafthouse.corpus.disk import Parts, told
 from drafthouse.corpus.formats import RecordError, parse
 from drafthouse.corpus.pieces import Piece, Raw, read_piece
 from drafthouse.corpus.records import Conversation, Message
@@ -27,6 +28,7 @@ from drafthouse.corpus.similar import band_values, signatures, words
 
 # 21 bytes a record on disk; never all of it in memory.
 INDEX = np.dtype([("key", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("heldout", "u1")])
+RULES = 2  # raised when a record is read otherwise: what older rules staged is not gone on with
 _EXAMPLES = 3  # of a reason, a piece
 _SHOWN = 200
 _BATCH = 256
@@ -76,17 +78,27 @@ class StagedPiece:
         """None when the piece is not done."""
         try:
             values = json.loads(self.summary.read_bytes())
-        except (OSError, ValueError):
+            return Summary(**{**values, "drops": Counter(values["drops"])})
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        return Summary(**{**values, "drops": Counter(values["drops"])})
 
 
 def stage(job: StageJob) -> Summary:
-    """Read one piece, unless it is done already."""
+    """Read one piece, unless it is done already.
+
+    Raises:
+        CorpusError: it cannot be read.
+        StoreError: the staging folder cannot be written.
+    """
     staged = StagedPiece(Path(job.folder), job.number)
     done = staged.read_summary()
     if done is not None:
         return done
+    with told(Path(job.folder)), Parts() as parts:
+        return _staged(job, staged, parts)
+
+
+def _staged(job: StageJob, staged: StagedPiece, parts: Parts) -> Summary:
     source = job.settings.sources[job.piece.source]
     summary = Summary(job.piece.source)
     similar = job.settings.filters.near_duplicates is not None
@@ -94,37 +106,35 @@ def stage(job: StageJob) -> Summary:
     bands: list[np.ndarray] = []
     said: list[list[str]] = []
     offset = 0
-    with staged.lines.open("wb") as lines, staged.signatures.open("wb") as made:
+    lines, made = parts.begin(staged.lines), parts.begin(staged.signatures)
 
-        def flush() -> None:
-            rows = signatures(said)
-            rows.tofile(made)
-            bands.append(band_values(rows))
-            said.clear()
+    def flush() -> None:
+        rows = signatures(said)
+        made.write(rows.tobytes())
+        bands.append(band_values(rows))
+        said.clear()
 
-        for conversation, spoken in _kept(job, source, summary):
-            body = conversation.model_dump_json(exclude={"id", "kind"}, exclude_defaults=True)
-            key = _key(job.settings.seed, body)
-            head = json.dumps({"id": f"{source.name}-{key:016x}", "kind": source.kind}, ensure_ascii=False)
-            line = f"{head[:-1]}, {body[1:]}\n".encode()
-            # Of the question, not of the answer: two answers to one question stay on one side.
-            heldout = _key(0, "\x1f".join(_asked(conversation))) % job.settings.heldout_one_in == 0
-            index.append((key, offset, len(line), heldout))
-            lines.write(line)
-            offset += len(line)
-            if similar:
-                said.append(spoken)
-                if len(said) == _BATCH:
-                    flush()
-        if said:
-            flush()
-    np.array(index, dtype=INDEX).tofile(staged.index)
+    for conversation, spoken in _kept(job, source, summary):
+        body = conversation.model_dump_json(exclude={"id", "kind"}, exclude_defaults=True)
+        key = _key(job.settings.seed, body)
+        head = json.dumps({"id": f"{source.name}-{key:016x}", "kind": source.kind}, ensure_ascii=False)
+        line = f"{head[:-1]}, {body[1:]}\n".encode()
+        # Of the question, not of the answer: two answers to one question stay on one side.
+        heldout = _key(0, "\x1f".join(_asked(conversation))) % job.settings.heldout_one_in == 0
+        index.append((key, offset, len(line), heldout))
+        lines.write(line)
+        offset += len(line)
+        if similar:
+            said.append(spoken)
+            if len(said) == _BATCH:
+                flush()
+    if said:
+        flush()
+    parts.begin(staged.index).write(np.array(index, dtype=INDEX).tobytes())
     joined = np.concatenate(bands, axis=1) if bands else np.empty((0, 0), dtype=np.uint64)
-    joined.tofile(staged.bands)
+    parts.begin(staged.bands).write(joined.tobytes())
     summary.kept = len(index)
-    part = staged.summary.with_suffix(".part")
-    part.write_text(json.dumps(vars(summary), ensure_ascii=True), encoding="utf-8")
-    part.replace(staged.summary)
+    parts.begin(staged.summary).write(json.dumps(vars(summary), ensure_ascii=True).encode())
     return summary
 
 
@@ -170,13 +180,19 @@ def _conversations(job: StageJob, source: CuratedSource, summary: Summary) -> It
     for raw in read_piece(job.piece):
         summary.read += 1
         if raw.problem is not None:
-            summary.drop("not_json", raw.at, raw.problem, raw.text)
+            summary.drop(raw.reason, raw.at, raw.problem, raw.text)
             continue
         try:
             yield raw, parse(raw.value, source.format, source.name, source.kind, source.columns)
         except RecordError as error:
-            shown = json.dumps(raw.value, ensure_ascii=True, default=str)
-            summary.drop(error.reason, raw.at, error.detail, shown)
+            summary.drop(error.reason, raw.at, error.detail, _shown(raw.value))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=True, default=str)
+    except RecursionError:
+        return f"{type(value).__name__} of too many levels to be shown"
 
 
 def cut(conversation: Conversation, limit: int) -> Conversation:

@@ -23,6 +23,7 @@ from drafthouse.progress import Progress, Silent
 from drafthouse.store import ObjectMissingError, Store
 
 _BATCH = 256
+_PARTS = "parts"
 _ONE_IN = 20  # conversations of a shard, of which one may stay unproven
 
 
@@ -92,8 +93,9 @@ def tokenise(
         known = read_manifest(store, corpus)
         if (known.settings, known.tokenizer_sha256, known.sources) != (spec, tokenizer_hash, fingerprints):
             raise name_is_taken(corpus)
+        _clear(store.child(corpus))
         return known
-    parts = f"parts/{digest_of([spec, tokenizer_hash, fingerprints])[:16]}"
+    parts = f"{_PARTS}/{digest_of([spec, tokenizer_hash, fingerprints])[:16]}"
     jobs = [_Job(conversations, shard.key, corpus, f"{parts}/{shard.sha256}.json") for shard in given.manifest.shards]
     shards: list[ShardEntry] = []
     kinds: dict[str, KindCount] = {}
@@ -124,9 +126,14 @@ def tokenise(
         sources=fingerprints,
         report={"conversations": _origin(given)},
     )
-    for job in jobs:
-        store.child(corpus).delete(job.marker)
+    _clear(store.child(corpus))
     return manifest
+
+
+def _clear(corpus: Store) -> None:
+    """Remove the markers of a sealed corpus, whoever was killed before it could."""
+    for info in corpus.list(_PARTS):
+        corpus.delete(info.key)
 
 
 def _origin(given: ConversationSet) -> dict[str, Any]:

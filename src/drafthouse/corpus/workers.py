@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -63,8 +65,8 @@ class Workers:
             self._pool = ProcessPoolExecutor(
                 self._processes,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=self._prepare,
-                initargs=self._arguments,
+                initializer=_begin,
+                initargs=(self._prepare, self._arguments),
             )
         waiting: deque[Future[Result]] = deque()
         try:
@@ -79,3 +81,18 @@ class Workers:
                 "a process of the corpus was killed (is there enough memory?)",
                 fix="run it again: finished parts are kept; fewer processes need less memory",
             ) from None
+
+
+def _begin(prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    """What every process begins with."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare(*arguments)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone: killed, it cannot say so, and nobody takes the results."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

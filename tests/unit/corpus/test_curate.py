@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,9 +113,53 @@ def test_what_is_taken_and_what_is_left_out(data: Path) -> None:
     left = sum(sum(counts.values()) for counts in train.drops.values())
     assert read == 215
     assert train.samples + made["heldout"].samples + left == read  # nobody is lost without a word
+    for name, facts in train.sources.items():
+        assert facts["read"] == facts["taken"] + facts["heldout"] + sum(train.drops.get(name, {}).values())
+    assert sum(facts["taken"] for facts in train.sources.values()) == train.samples
+    assert sum(facts["heldout"] for facts in train.sources.values()) == made["heldout"].samples > 0
     assert train.sources["code"]["licence"] == "Apache-2.0"
     assert train.examples["chats"]["not_json"][0]["text"] == "{broken"
     assert [shard.samples for shard in train.shards][:-1] == [32] * (len(train.shards) - 1)
+
+
+def test_one_record_of_many_levels_does_not_make_a_corpus_unreadable(data: Path) -> None:
+    def calling(levels: int) -> str:
+        arguments = '{"a": ' * levels + "1" + "}" * levels
+        value = json.dumps(f'{{"name": "f", "arguments": {arguments}}}')
+        return f'{{"data": [{{"from": "human", "value": "{levels}"}}, {{"from": "tool_call", "value": {value}}}]}}'
+
+    levels = [100, 196, 250, 300, 940, 5000]
+    plain = [f'{{"x": {"[" * n}{"]" * n}}}' for n in (940, 960, 970, 980, 985, 990, 50_000)]
+    write(data / "chats.jsonl", [*map(calling, levels), *plain])
+    write(data / "more.json", [])
+    (data / "more.json").write_text(f"[{','.join([*map(calling, levels), *plain])}]", encoding="utf-8")
+    source = settings().sources[0].model_copy(update={"paths": ("chats.jsonl", "more.json")})
+    made = run(data, wanted=settings(kinds={"chat": {}}, sources=[source], filters={}, heldout_one_in=10**9))
+    assert texts(data, "mix") == ["100"]
+    drops = made["train"].drops["chats"]
+    assert drops.pop("duplicate") == 1  # the one that is kept lies in both files
+    assert sum(drops.values()) == 2 * len(levels + plain) - 2
+    assert set(drops) == {"too_deep", "no_messages"}
+    assert drops["too_deep"] >= 2 * 5
+    assert all(one["text"] and one["detail"] for shown in made["train"].examples["chats"].values() for one in shown)
+
+
+@pytest.mark.parametrize("changed", ["one", "two"])
+def test_files_of_one_name_in_two_folders_are_both_watched(data: Path, changed: str) -> None:
+    for folder in ("one", "two", "elsewhere"):
+        (data / folder).mkdir()
+        write(data / folder / "part.jsonl", [{"instruction": f"{folder} {n}?", "output": "yes, yes"} for n in range(9)])
+    source = settings().sources[1].model_copy(update={"paths": ("one/*.jsonl", "two/*.jsonl")})
+    wanted = settings(kinds={"code": {}}, sources=[source], filters={"near_duplicates": None})
+    made = run(data, wanted=wanted)
+    assert list(made["train"].sources["code"]["origin"]["files"]) == ["one/part.jsonl", "two/part.jsonl"]
+    shutil.copytree(data / "one", data / "moved" / "one")
+    shutil.copytree(data / "two", data / "moved" / "two")
+    again = curate(wanted, str(data / "store-a"), data / "work-a", base=data / "moved", processes=1)
+    assert again["train"] == made["train"], "it is the same corpus on another machine"
+    write(data / changed / "part.jsonl", [{"instruction": "other", "output": "other words"}])
+    with pytest.raises(CorpusError, match="another corpus has this name already"):
+        run(data, wanted=wanted)
 
 
 def test_a_held_out_question_is_not_trained_on(data: Path) -> None:
