@@ -14,7 +14,8 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from drafthouse.corpus.shards import CorpusReader, Lengths
+from drafthouse.corpus.conversations import REGENERATION
+from drafthouse.corpus.shards import CorpusReader, Lengths, Manifest
 from drafthouse.errors import CorpusError
 from drafthouse.progress import Progress, Silent
 from drafthouse.store import Store
@@ -59,7 +60,7 @@ def corpus_card(store: Store, name: str, progress: Progress | None = None) -> di
     """The card of a sealed token corpus; every shard is read and its hash checked, one at a time.
 
     Raises:
-        CorpusError: there is no such corpus, or a shard is damaged.
+        CorpusError: there is no such corpus, a shard is damaged, or the numbers do not add up.
     """
     reader = CorpusReader(store, name)
     manifest = reader.manifest
@@ -88,6 +89,7 @@ def corpus_card(store: Store, name: str, progress: Progress | None = None) -> di
                 fix="build the corpus again",
             )
     origin = manifest.report.get("conversations", {})
+    sources, total = _accounts(name, origin.get("sources", {}), origin.get("drops", {}))
     return {
         "schema": SCHEMA,
         "name": name,
@@ -113,13 +115,59 @@ def corpus_card(store: Store, name: str, progress: Progress | None = None) -> di
         ],
         "lengths": everything.summary(),
         "answers": answers.summary(),
-        "sources": [{"name": source, **facts} for source, facts in origin.get("sources", {}).items()],
+        "sources": sources,
+        "total": total,
+        "way": _way(name, manifest, total, origin.get("drops", {}).get(REGENERATION, {})),
         "drops": _drops(manifest.drops, origin.get("drops", {})),
         "short": origin.get("short") or manifest.report.get("short", {}),
         "examples": origin.get("examples") or _examples(manifest.report.get("malformed", {})),
         "settings": manifest.settings,
         "fingerprints": manifest.sources,
     }
+
+
+def _accounts(
+    name: str, sources: dict[str, dict[str, Any]], drops: dict[str, dict[str, int]]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What became of the records of every source and of all: read = taken + heldout + left_out.
+
+    Raises:
+        CorpusError: of some source it is not so.
+    """
+    rows = []
+    for source, facts in sources.items():
+        left_out = sum(drops.get(source, {}).values())
+        # Sets that were sealed without it: what was held out is what is missing.
+        heldout = facts.get("heldout", facts["read"] - facts["taken"] - left_out)
+        if heldout < 0 or facts["read"] != facts["taken"] + heldout + left_out:
+            raise CorpusError(
+                f"of the source '{source}' {facts['read']} records were read; {facts['taken']} taken, {heldout} held"
+                f" out and {left_out} left out do not add up to that",
+                where=name,
+                fix="curate its sources again",
+            )
+        rows.append({"name": source, **facts, "heldout": heldout, "left_out": left_out})
+    return rows, {key: sum(row[key] for row in rows) for key in ("read", "taken", "heldout", "left_out")}
+
+
+def _way(name: str, manifest: Manifest, total: dict[str, int], answering: dict[str, int]) -> dict[str, int] | None:
+    """How many conversations of the split were left out behind the curation; None where there was none.
+
+    Raises:
+        CorpusError: with them the samples are not as many as the conversations.
+    """
+    if not total["read"]:
+        return None
+    given = total["taken" if manifest.split == "train" else "heldout"]
+    lost = {"regeneration": sum(answering.values()), "tokens": sum(manifest.drops.values())}
+    if given != manifest.samples + sum(lost.values()):
+        raise CorpusError(
+            f"{given} conversations were curated, and {manifest.samples} samples, {lost['regeneration']} that were left"
+            f" out by regeneration and {lost['tokens']} by template and tokens do not add up to that",
+            where=name,
+            fix="tokenise it again under another name",
+        )
+    return {"conversations": given, **lost, "samples": manifest.samples}
 
 
 def _drops(tokenising: dict[str, int], by_source: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
@@ -157,6 +205,8 @@ MEANINGS = {
     "too_many_turns": "more messages than max_turns",
     "cut_to_nothing": "not one answer fits cut_to_chars",
     "not_json": "the line is not JSON",
+    "not_utf8": "bytes that are not UTF-8",
+    "too_deep": "nested in more levels than can be read back",
     "not_object": "the record is not an object",
     "not_unicode": "half of a surrogate pair",
     "not_text": "content that is not text",

@@ -214,16 +214,15 @@ def card_(
       drafthouse corpus card corpus --store runs/demo/store --json
     """
     from drafthouse.corpus.card import card_html, card_json, corpus_card
-    from drafthouse.errors import CorpusError
+    from drafthouse.corpus.disk import Parts, told
     from drafthouse.store import Store
 
     made = corpus_card(Store.open(store), corpus, progress_of(as_json))
-    try:
+    with told(out):
         out.mkdir(parents=True, exist_ok=True)
-        (out / "corpus-card.html").write_text(card_html(made), encoding="utf-8")
-        (out / "corpus-card.json").write_text(card_json(made), encoding="utf-8")
-    except OSError as error:
-        raise CorpusError(f"cannot be written ({error.strerror})", where=str(out), fix="choose another --out") from None
+        with Parts() as parts:
+            parts.begin(out / "corpus-card.html").write(card_html(made).encode())
+            parts.begin(out / "corpus-card.json").write(card_json(made).encode())
     say(made, as_json, str(out / "corpus-card.html"))
 
 

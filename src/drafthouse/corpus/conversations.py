@@ -18,6 +18,7 @@ from drafthouse.store import ObjectMissingError, Store
 
 SCHEMA = 1
 MANIFEST = "conversations.json"
+REGENERATION = "(regeneration)"  # in the place of a source: what was lost when the target answered
 
 
 class _Model(BaseModel):
@@ -42,8 +43,12 @@ class ConversationManifest(_Model):
     samples: int
     split: str
     kinds: dict[str, int]
-    sources: dict[str, dict[str, Any]] = Field(description="licence, origin, records read and taken, by source")
-    drops: dict[str, dict[str, int]] = Field(description="records that were not taken, by source and reason")
+    sources: dict[str, dict[str, Any]] = Field(
+        description="licence, origin, records read, taken and held out, by source"
+    )
+    drops: dict[str, dict[str, int]] = Field(
+        description="records that were neither taken nor held out, by source and reason"
+    )
     short: dict[str, int] = Field(default_factory=dict, description="samples that a kind's quota lacks")
     settings: dict[str, Any]
     examples: dict[str, Any] = Field(default_factory=dict, description="some records of every reason, by source")

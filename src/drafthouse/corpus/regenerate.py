@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafthouse.corpus import conversations as sets
-from drafthouse.corpus.conversations import ConversationManifest, ConversationSet
+from drafthouse.corpus.conversations import REGENERATION, ConversationManifest, ConversationSet
 from drafthouse.corpus.endpoint import Answer, Endpoint, EndpointSettings, SamplingSettings
 from drafthouse.corpus.records import Conversation, Message
 from drafthouse.corpus.shards import name_is_taken
@@ -90,7 +90,7 @@ class Regeneration:
             if known.settings != spec:
                 raise name_is_taken(self.run)
             return known
-        drops: Counter[str] = Counter()
+        drops = Counter(given.manifest.drops.get(REGENERATION, {}))  # of a set that was answered before
         kinds: Counter[str] = Counter()
         shards = []
         for name in given.shard_names:
@@ -115,7 +115,7 @@ class Regeneration:
             split=origin.split,
             kinds=dict(sorted(kinds.items())),
             sources=origin.sources,
-            drops={**origin.drops, "(regeneration)": dict(sorted(drops.items()))} if drops else origin.drops,
+            drops={**origin.drops, REGENERATION: dict(sorted(drops.items()))} if drops else origin.drops,
             short=origin.short,
             settings=spec,
             examples=origin.examples,

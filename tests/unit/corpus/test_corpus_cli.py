@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from drafthouse.corpus import save_tokenizer
 from drafthouse.corpus.cli import app
-from drafthouse.errors import ConfigError, CorpusError
+from drafthouse.errors import ConfigError, StoreError
 from tests.doubles.flaky_openai_server import MODEL, Flaky, flaky_openai_double
 
 FILE = """
@@ -57,6 +57,8 @@ def test_the_whole_way(place: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     card = json.loads((place / "card" / "corpus-card.json").read_text(encoding="utf-8"))
     assert card["conversations"] == "small-answered"
     assert card["drops"][0]["reason"] == "not_json"
+    assert card["total"] == {"read": 13, "taken": 12, "heldout": 0, "left_out": 1}
+    assert card["way"] == {"conversations": 12, "regeneration": 0, "tokens": 0, "samples": 12}
     assert "Answer" not in (place / "card" / "corpus-card.html").read_text(encoding="utf-8").partition("<main>")[0]
 
 
@@ -74,5 +76,5 @@ def test_a_card_that_cannot_be_written(place: Path, tokenizer: PreTrainedTokeniz
     call("curate", str(place / "small.yml"), *store, "--processes", "1")
     call("tokenise", "small", *store, "--tokenizer", str(place / "tokenizer"), "--processes", "1")
     (place / "file").write_text("", encoding="utf-8")
-    with pytest.raises(CorpusError, match="cannot be written"):
+    with pytest.raises(StoreError, match=r"file: cannot be used \(File exists\); choose another folder"):
         call("card", "answers", *store, "--out", str(place / "file"))

@@ -96,6 +96,19 @@ def test_what_gives_no_answer_is_counted_by_reason(store: Store) -> None:
     assert answers(store)["q-4"].tool_calls == [ToolCall(name="look", arguments={"at": 1})]
 
 
+def test_what_a_second_target_loses_is_added_to_what_the_first_one_lost(store: Store) -> None:
+    seal(store, questions("fine", "cut", "mute"))
+    with flaky_openai_double() as double:
+        first = job(store, keep_cut=True)
+        first.work(endpoint(double, tries=3))
+        assert first.seal().drops["(regeneration)"] == {"empty": 1}
+        second = Regeneration(store, "answered", "again", SAMPLING)
+        second.work(endpoint(double, tries=3))
+        manifest = second.seal()
+    assert manifest.drops == {"mine": {"duplicate": 1}, "(regeneration)": {"cut": 1, "empty": 1}}
+    assert manifest.samples == 1
+
+
 def test_cut_answers_can_be_kept(store: Store) -> None:
     seal(store, questions("cut"))
     with flaky_openai_double() as double:

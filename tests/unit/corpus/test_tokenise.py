@@ -157,6 +157,63 @@ def test_a_card_counts_what_is_there(url: str, folder: Path) -> None:
     assert json.loads(card_json(card)) == card
 
 
+def test_the_numbers_of_a_card_add_up(url: str, folder: Path) -> None:
+    store = Store.open(url)
+    for name, split in (("mix", "taken"), ("mix-heldout", "heldout")):
+        tokenise(url, name, f"corpus-{name}", folder, max_tokens=130, processes=1)
+        card = corpus_card(store, f"corpus-{name}")
+        for source in card["sources"]:
+            assert source["read"] == source["taken"] + source["heldout"] + source["left_out"]
+            reasons = [drop["sources"].get(source["name"], 0) for drop in card["drops"]]
+            assert source["left_out"] == sum(reasons)
+        total = card["total"]
+        assert total["read"] == 190 == total["taken"] + total["heldout"] + total["left_out"]
+        assert total["heldout"] > 0
+        assert card["way"]["conversations"] == total[split]
+        assert card["way"]["conversations"] == card["samples"] + card["way"]["tokens"]
+        page = card_html(card)
+        for heading in ("Read", "Taken", "Held out", "Left out"):
+            assert f'<th scope="col" class="n">{heading}</th>' in page
+        (all_,) = re.findall(r"<tfoot>.*</tfoot>", page)
+        numbers = [int(number) for number in re.findall(r'<td class="n">(\d+)</td>', all_)]
+        assert numbers == [total[key] for key in ("read", "taken", "heldout", "left_out")]
+        assert ("by template and tokens.</p>" in page) == (card["way"]["tokens"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            "taken",
+            r"of the source 'tools' 100 records were read; \d+ taken, \d+ held out and \d+ left out do not add up",
+        ),
+        ("all", r"\d+ conversations were curated, and \d+ samples, 0 that were left out by regeneration and 0 by"),
+    ],
+)
+def test_a_card_whose_numbers_do_not_add_up_is_refused(url: str, folder: Path, key: str, message: str) -> None:
+    tokenise(url, "mix", "corpus", folder, max_tokens=512, processes=1)
+    store = Store.open(url).child("corpus")
+    manifest = json.loads(store.get("manifest.json"))
+    facts = manifest["report"]["conversations"]["sources"]["tools"]
+    facts["taken"] += 1
+    if key == "all":
+        facts["heldout"] -= 1
+    store.put("manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(CorpusError, match=message):
+        corpus_card(Store.open(url), "corpus")
+
+
+def test_a_card_of_a_set_that_was_sealed_without_its_held_out_numbers(url: str, folder: Path) -> None:
+    tokenise(url, "mix", "corpus", folder, max_tokens=512, processes=1)
+    whole = corpus_card(Store.open(url), "corpus")
+    store = Store.open(url).child("corpus")
+    manifest = json.loads(store.get("manifest.json"))
+    for facts in manifest["report"]["conversations"]["sources"].values():
+        del facts["heldout"]
+    store.put("manifest.json", json.dumps(manifest).encode())
+    assert corpus_card(Store.open(url), "corpus")["total"] == whole["total"]
+
+
 def test_the_page_needs_nothing_else_and_escapes_what_others_wrote(url: str, folder: Path) -> None:
     tokenise(url, "mix", "corpus", folder, max_tokens=512, processes=1)
     page = card_html(corpus_card(Store.open(url), "corpus"))
