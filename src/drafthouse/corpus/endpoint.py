@@ -20,7 +20,7 @@ import httpx2
 from pydantic import Field
 
 from drafthouse.config import Settings
-from drafthouse.corpus.formats import RecordError, openai_messages
+from drafthouse.corpus.formats import RecordError, check_nested, openai_messages
 from drafthouse.corpus.records import Conversation, Message
 from drafthouse.errors import CorpusError
 
@@ -238,6 +238,7 @@ def _read(said: dict[str, Any], tokens: int, cut: bool) -> Answer | str:
     }
     try:
         (message,), _ = openai_messages({"messages": [turn]})
+        check_nested([message], [])
     except RecordError as error:
         return error.reason
     if not (message.content.strip() or message.tool_calls):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
@@ -47,7 +47,25 @@ _GLAIVE_END = "<|endoftext|>"
 # the whole conversation (pydantic's) or at Python's own stack, and one record must not make a corpus unreadable.
 _DEEPEST = 128
 _BOM = b"\xef\xbb\xbf"
-_DECODER = json.JSONDecoder()
+
+
+class Constant:
+    """NaN, Infinity or -Infinity, which Python takes for JSON and pydantic would write as null.
+
+    It is no number and nothing that pydantic writes, so that a record whose conversation holds one is dropped.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# Reads what stands in a file, with a `Constant` for what is no JSON.
+DECODER = json.JSONDecoder(parse_constant=Constant)
 
 
 class RecordError(Exception):
@@ -67,7 +85,7 @@ def decoded(line: bytes) -> Any:
     try:
         # Half of a surrogate pair passes here as it does in an escape: it is the conversation that must not hold one.
         text = line.removeprefix(_BOM).decode("utf-8", "surrogatepass")
-        return _DECODER.decode(text)
+        return DECODER.decode(text)
     except UnicodeDecodeError as error:
         place = f"byte {error.start} of the line is {line[error.start]:#04x}"
         raise RecordError("not_utf8", f"not UTF-8 ({place})") from None
@@ -110,9 +128,16 @@ def _checked(messages: list[Message], tools: list[dict[str, Any]], name: str, ki
         raise RecordError("empty_answer", "the last message says nothing and calls nothing")
     made = Conversation(id=name, kind=kind, messages=messages, tools=tools)
     try:
-        made.model_dump_json().encode()
-    except (UnicodeEncodeError, ValueError) as error:  # half of a surrogate pair: no tokenizer can read it
+        written = made.model_dump_json()
+        written.encode()
+    except (UnicodeEncodeError, ValueError) as error:
+        check_nested(messages, tools)  # pydantic's writer ends at 255 levels, and writes no `Constant`
+        # Half of a surrogate pair: no tokenizer can read it.
         raise RecordError("not_unicode", str(error)) from None
+    # Looked through only where so many brackets open: few do, and a look costs half as much as the parsing.
+    nested = bool(tools) or any(message.tool_calls for message in messages)
+    if nested and written.count("{") + written.count("[") > _DEEPEST:
+        check_nested(messages, tools)
     return made
 
 
@@ -212,17 +237,15 @@ def _glaive_system(system: str) -> tuple[str, list[dict[str, Any]]]:
     told = told.strip().removeprefix("SYSTEM:").strip()
     tools: list[dict[str, Any]] = []
     rest = system[len(system.partition("{")[0]) :].strip() if brace else ""
-    decoder = json.JSONDecoder()
     while rest:
         try:
-            schema, end = decoder.raw_decode(rest)
+            schema, end = DECODER.raw_decode(rest)
         except ValueError as error:
             raise RecordError("bad_tools", f"a schema is not JSON ({error})") from None
         except RecursionError:
             raise RecordError("too_deep", "a schema is nested too deeply to be read") from None
         if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
             raise RecordError("bad_tools", "a schema has no name")
-        _check_nested(schema, "bad_tools", "a schema")
         tools.append({"type": "function", "function": schema})
         rest = rest[end:].strip()
     if tools:  # the chat template tells of the tools itself, in the words that the model was trained on
@@ -234,7 +257,7 @@ def _glaive_system(system: str) -> tuple[str, list[dict[str, Any]]]:
 def _glaive_call(text: str, place: int) -> ToolCall:
     text = text.strip()
     try:
-        call = json.loads(text, strict=False)
+        call = json.loads(text, strict=False, parse_constant=Constant)
     except RecursionError:
         raise RecordError("too_deep", f"turn {place}: a call is nested too deeply to be read") from None
     except ValueError:
@@ -304,7 +327,6 @@ def _call(call: Any, place: int) -> ToolCall:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RecordError("bad_tool_call", f"messages[{place}]: arguments are not an object")
-    _check_nested(arguments, "bad_tool_call", f"messages[{place}]: arguments")
     return ToolCall(name=function["name"], arguments=arguments)
 
 
@@ -312,12 +334,22 @@ def _tools(value: Any) -> list[dict[str, Any]]:
     tools = _decoded(value, "bad_tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RecordError("bad_tools", "'tools' is a list of objects")
-    _check_nested(tools, "bad_tools", "'tools'")
     return tools
 
 
-def _check_nested(value: Any, reason: str, where: str) -> None:
-    """Refuse what would not be read back as it was: too many levels, and the NaN and Infinity that Python writes."""
+def check_nested(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+    """Refuse calls and tools that would not be read back as they were.
+
+    Raises:
+        RecordError: they have too many levels, or hold the NaN and Infinity that Python takes for JSON.
+    """
+    _check_levels(tools, "bad_tools", "'tools'")
+    for place, message in enumerate(messages):
+        for call in message.tool_calls:
+            _check_levels(call.arguments, "bad_tool_call", f"messages[{place}]: arguments")
+
+
+def _check_levels(value: Any, reason: str, where: str) -> None:
     level = [value]
     for _ in range(_DEEPEST):
         inner: list[Any] = []
@@ -326,7 +358,7 @@ def _check_nested(value: Any, reason: str, where: str) -> None:
                 inner += one.values()
             elif isinstance(one, list):
                 inner += one
-            elif isinstance(one, float) and not math.isfinite(one):
+            elif isinstance(one, Constant) or (isinstance(one, float) and not math.isfinite(one)):
                 raise RecordError(reason, f"{where}: {one} is not JSON")
         if not inner:
             return
@@ -347,7 +379,7 @@ def _json(text: str, place: int) -> Any:
 
 def _loaded(text: str, reason: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except ValueError as error:
         raise RecordError(reason, f"{where} not JSON ({error})") from None
     except RecursionError:

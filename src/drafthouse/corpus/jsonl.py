@@ -68,7 +68,7 @@ def conversation(raw: bytes, name: str, kind: str) -> Conversation:
     """One record in OpenAI's messages form, checked for what a chat template needs."""
     data = decoded(raw)
     try:
-        json.dumps(data, ensure_ascii=False).encode()
+        json.dumps(data, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair: JSON can write it, no tokenizer can read it
         raise RecordError("not_unicode", str(error)) from None
     except RecursionError:

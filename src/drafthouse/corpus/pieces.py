@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafthouse.corpus.formats import RecordError, decoded
+from drafthouse.corpus.formats import DECODER, RecordError, decoded
 from drafthouse.errors import CorpusError
 
 PIECE_BYTES = 8 * 2**20
@@ -173,7 +173,7 @@ class _Array:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._decoder = path, json.JSONDecoder()
+        self._path = path
         self._text, self._at, self._behind = "", 0, 0  # what is held, the place in it, characters before it
         self._foreign = self._ended = False
 
@@ -217,7 +217,7 @@ class _Array:
         while True:
             deep = False
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 # Cut off by the end of the chunk, or broken: read on unless its end can be seen.
                 open_, inside = _end_of(self._text, self._at) is None, error.pos - self._at

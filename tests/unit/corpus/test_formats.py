@@ -207,6 +207,24 @@ def test_arguments_that_are_objects_stay_as_they_are(arguments: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_what_python_takes_for_a_number_is_not_written_as_null(constant: str, quoted: bool) -> None:
+    arguments = f'{{"a": [{{"b": {constant}}}]}}'
+    call = f'{{"name": "f", "arguments": {json.dumps(arguments) if quoted else arguments}}}'
+    hi = '{"role": "user", "content": "Hi"}'
+    line = f'{{"messages": [{hi}, {{"role": "assistant", "tool_calls": [{call}]}}]}}'
+    with pytest.raises(RecordError, match=f"{constant} is not JSON") as caught:
+        parse(decoded(line.encode()), "messages", "n", "k")
+    assert caught.value.reason == "bad_tool_call"
+    tools = f'{{"data": ["Hi", "Yo"], "tools": [{{"name": "f", "least": {constant}}}]}}'
+    with pytest.raises(RecordError, match=f"'tools': {constant} is not JSON") as caught:
+        parse(decoded(tools.encode()), "sharegpt", "n", "k")
+    assert caught.value.reason == "bad_tools"
+    asked = f'{{"data": ["Hi", "Yo"], "score": {constant}}}'
+    assert len(parse(decoded(asked.encode()), "sharegpt", "n", "k").messages) == 2, "nobody asks for the score"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
