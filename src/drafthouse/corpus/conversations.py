@@ -101,7 +101,7 @@ def read_shard(store: Store, key: str, where: str) -> list[Conversation]:
     except ObjectMissingError:
         raise CorpusError("a shard of conversations is gone", where=where, fix="curate them again") from None
     if hashlib.sha256(data).hexdigest() != key.partition(".")[0]:
-        raise CorpusError("a shard of conversations is damaged", where=where, fix="curate them again")
+        raise CorpusError("a shard of conversations is damaged", where=where, fix="delete it, and curate them again")
     return unpack_lines(data, where)
 
 

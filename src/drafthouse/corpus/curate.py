@@ -171,7 +171,14 @@ def _known(store: Store, name: str, wanted: dict[str, Any]) -> dict[Split, Conve
         heldout = ConversationSet(store, set_name(name, "heldout")).manifest
     except CorpusError:  # gone or damaged: made again from the same sources, it is the same
         return None
-    return {"train": train, "heldout": heldout} if heldout.settings == wanted else None
+    whole = _whole(store.child(name), train) and _whole(store.child(set_name(name, "heldout")), heldout)
+    return {"train": train, "heldout": heldout} if heldout.settings == wanted and whole else None
+
+
+def _whole(store: Store, manifest: ConversationManifest) -> bool:
+    """Whether the shards are there in their sizes; one of wrong bytes is found where it is read."""
+    there = {info.key: info.size for info in store.list()}
+    return all(there.get(shard.key) == shard.size for shard in manifest.shards)
 
 
 def _pieces(settings: CurationSettings, origins: Sequence[Origin], piece_bytes: int | None) -> Iterator[Piece]:

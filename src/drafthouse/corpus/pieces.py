@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -301,18 +301,21 @@ def _is_parquet(path: Path) -> bool:
         return begins and file.read() == magic
 
 
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Without what a panic of the reader's writes to standard error, past Python: it is told as an error instead."""
-    kept = os.dup(2)
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+class _Unheard:
+    """Blocks without what a panic of the reader's writes to standard error, past Python: it is told as an error."""
+
+    def __init__(self) -> None:
+        self._kept, self._nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+
+    def __enter__(self) -> None:
+        os.dup2(self._nowhere, 2)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._kept, 2)
+
+    def close(self) -> None:
+        os.close(self._kept)
+        os.close(self._nowhere)
 
 
 def _parquet(path: Path) -> Iterator[Raw]:
@@ -326,23 +329,25 @@ def _parquet(path: Path) -> Iterator[Raw]:
         # The reader panics on such a file instead of raising.
         raise CorpusError("not a readable Parquet file (no magic number)", where=str(path), fix="fetch it again")
     at = 0
-    try:
-        with _without_stderr():
-            batches = iter(read_parquet(str(path), batch_size=_BATCH_ROWS))
-        while True:
-            with _without_stderr():
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                names, columns = batch.schema.names, [column.to_pylist() for column in batch.columns]
-            for row in zip(*columns, strict=True):
-                yield Raw(at, dict(zip(names, row, strict=True)))
-                at += 1
-    except BaseException as error:  # the reader's own exceptions share no base, and its panics are no Exception
-        panic = type(error).__name__ == "PanicException"
-        if isinstance(error, (CorpusError, OSError, MemoryError)) or not (panic or isinstance(error, Exception)):
-            raise
-        reason = str(error).splitlines()[0][:_REASON] if str(error) else type(error).__name__
-        raise CorpusError(
-            f"not a readable Parquet file ({reason})", where=f"{path}, behind row {at}", fix="fetch it again"
-        ) from None
+    unheard = _Unheard()
+    with closing(unheard):
+        try:
+            with unheard:
+                batches = iter(read_parquet(str(path), batch_size=_BATCH_ROWS))
+            while True:
+                with unheard:
+                    batch = next(batches, None)
+                    if batch is None:
+                        return
+                    names, columns = batch.schema.names, [column.to_pylist() for column in batch.columns]
+                for row in zip(*columns, strict=True):
+                    yield Raw(at, dict(zip(names, row, strict=True)))
+                    at += 1
+        except BaseException as error:  # the reader's own exceptions share no base, and its panics are no Exception
+            panic = type(error).__name__ == "PanicException"
+            if isinstance(error, (CorpusError, OSError, MemoryError)) or not (panic or isinstance(error, Exception)):
+                raise
+            reason = str(error).splitlines()[0][:_REASON] if str(error) else type(error).__name__
+            raise CorpusError(
+                f"not a readable Parquet file ({reason})", where=f"{path}, behind row {at}", fix="fetch it again"
+            ) from None

@@ -139,6 +139,19 @@ def test_a_held_out_set_that_is_gone_comes_back(data: Path) -> None:
     assert ConversationSet(store, "mix-heldout").manifest == made["heldout"]
 
 
+@pytest.mark.parametrize("bytes_", [None, b"short"])
+def test_a_shard_that_is_gone_or_cut_off_comes_back(data: Path, bytes_: bytes | None) -> None:
+    made = run(data)
+    there = objects(data / "store")
+    for split, name in (("train", "mix"), ("heldout", "mix-heldout")):
+        path = data / "store" / name / made[split].shards[-1].key
+        path.unlink()
+        if bytes_ is not None:
+            path.write_bytes(bytes_)
+        assert run(data) == made
+        assert objects(data / "store") == there
+
+
 def test_a_sealed_set_is_not_replaced_by_another_of_its_name(data: Path) -> None:
     run(data)
     there = objects(data / "store")
