@@ -1,17 +1,20 @@
-"""A worker process over the doubles: ``python -m tests.doubles.extract_worker URL RUN TTL PAUSE``.
+"""A worker process over the doubles: ``python -m tests.doubles.extract_worker URL RUN TTL PAUSE [BATCH GO]``.
 
-It prints a line for each shard that it committed and, at the end, its summary. PAUSE seconds pass in every
-batch, so that it can be killed in the middle.
+It prints a line for each shard that it committed and, at the end, its summary. PAUSE seconds pass in every batch. In
+batch BATCH (from 0; three make a shard) it stands still until there is a file GO, so that it is hit in the middle.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from drafthouse.errors import DrafthouseError
 from drafthouse.states import ExtractSettings, run_worker
@@ -19,10 +22,18 @@ from drafthouse.store import Store
 from tests.doubles.extraction import MemoryCorpus, TinyTaps
 
 
-def main(url: str, run: str, ttl: str, pause: str) -> int:
+def main(url: str, run: str, ttl: str, pause: str, batch: str = "-1", go: str = "") -> int:
     torch.set_num_threads(1)
     target = TinyTaps()
-    target.before = lambda _: time.sleep(float(pause))
+    batches = itertools.count()
+
+    def before(_: Tensor) -> None:
+        time.sleep(float(pause))
+        if next(batches) == int(batch):
+            while not Path(go).exists():
+                time.sleep(0.01)
+
+    target.before = before
     settings = ExtractSettings(layer_ids=(0, 2), rows=2, ttl_s=float(ttl))
 
     def report(done: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,20 +20,13 @@ from drafthouse.states.presence import Presence, reason_of
 from drafthouse.states.pressure import ByteBudget, Waiting
 from drafthouse.store import Board, FencedError, ObjectMissingError, Store
 from tests.doubles.extraction import MemoryCorpus, TinyTaps
+from tests.patience import until
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY_S", 0.05)
     monkeypatch.setattr(module, "CHANGED_S", 0.02)
-
-
-def soon(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return found
 
 
 def words(board: Board, worker: str = "w") -> dict[str, Any]:
@@ -60,7 +53,7 @@ class Running:
             self.error = error
 
     def end(self) -> BaseException | None:
-        self._thread.join(60)
+        self._thread.join(240)
         assert not self._thread.is_alive()
         return self.error
 
@@ -73,12 +66,12 @@ def test_it_says_what_it_holds_and_leaves_nothing(
     go = threading.Event()
 
     def wait(_: Tensor) -> None:
-        go.wait(20)
+        go.wait(240)
 
     target.before = wait
     board = Board(store, "run")
     running = Running(store, corpus, target, settings)
-    said = soon(lambda: (found := words(board)).get("held") and found)
+    said = until(lambda: (found := words(board)).get("held") and found, "word of what it holds")
     assert (said["node"], said["job"], said["device"], said["ttl_s"]) == ("n1", "extract", "cpu", 600)
     assert (said["waiting"], said["gpus"], said["shards"]) == (None, [], 0)
     assert len(said["held"]) == 1
@@ -116,11 +109,11 @@ def test_a_worker_that_waits_for_the_disk_says_so_and_then_why_it_gave_up(
     store: Store, corpus: MemoryCorpus, target: TinyTaps, settings: ExtractSettings
 ) -> None:
     limits = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
-    full = settings.model_copy(update={**limits, "disk_wait_s": 1.0})
+    full = settings.model_copy(update={**limits, "disk_wait_s": 5.0})
     corpus.manifest = replace(corpus.manifest, tokens=2**50)  # no disk holds so many states
     board = Board(store, "run")
     running = Running(store, corpus, target, full)
-    soon(lambda: words(board).get("waiting") == "disk")
+    until(lambda: words(board).get("waiting") == "disk", "word that it waits", unless=lambda: running.error)
     error = running.end()
     assert isinstance(error, StoreError)
     assert words(board)["failed"] == str(error)
@@ -135,7 +128,7 @@ def test_a_worker_to_whom_others_leave_nothing_says_so(
     other = board.claim(corpus.shard_names, "other")
     assert other is not None
     running = Running(store, corpus, target, settings)
-    soon(lambda: words(board).get("waiting") == "leases")
+    until(lambda: words(board).get("waiting") == "leases", "word that it waits", unless=lambda: running.error)
     board.release(other)
     assert running.end() is None
 
@@ -147,9 +140,9 @@ def test_a_slow_writer_is_seen_as_waiting_for_memory() -> None:
     assert waiting.reason is None
     taker = threading.Thread(target=budget.take, args=(5,))
     taker.start()
-    soon(lambda: waiting.reason == "memory")
+    until(lambda: waiting.reason == "memory", "the reason")
     budget.give_back(10)
-    taker.join(10)
+    taker.join(240)
     assert waiting.reason is None
 
 
@@ -210,17 +203,19 @@ def test_nothing_is_told_behind_the_last_word(
         def present(self, worker: str, body: Mapping[str, Any]) -> None:
             if "failed" not in body:
                 begun.set()
-                time.sleep(0.5)
+                presence._stop.wait(240)  # the worker has come to its end
+                time.sleep(0.3)
             super().present(worker, body)
             through.set()
 
     board = Slow(store, "run")
-    with suppress(ValueError), Presence(board, "w", torch.device("cpu"), Waiting(), {}, dict):
-        assert begun.wait(5)
+    presence = Presence(board, "w", torch.device("cpu"), Waiting(), {}, dict)
+    with suppress(ValueError), presence:
+        assert begun.wait(240)
         if error is not None:
             raise error
-    assert through.wait(5)
-    soon(lambda: not any(thread.name == "presence" for thread in threading.enumerate()))
+    assert through.wait(240)
+    until(lambda: not any(thread.name == "presence" for thread in threading.enumerate()), "the thread's end")
     assert words(board).get("failed") == (None if error is None else "ValueError: x")
     assert bool(words(board)) == (error is not None)
 
@@ -236,9 +231,9 @@ def test_it_speaks_seldom_unless_its_state_changes(store: Store, monkeypatch: py
     waiting = Waiting()
     board = Heard(store, "run")
     with Presence(board, "w", torch.device("cpu"), waiting, {}, dict):
-        soon(lambda: said == [None])
+        until(lambda: said == [None], "the first word")
         time.sleep(0.1)
         assert said == [None]
         with waiting.on("disk"):
-            soon(lambda: said == [None, "disk"])
-        soon(lambda: said == [None, "disk", None])
+            until(lambda: said == [None, "disk"], "word of the change")
+        until(lambda: said == [None, "disk", None], "word of its end")
