@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -75,8 +76,11 @@ class Source:
     """Documents of an arithmetic token walk, with states that name their token.
 
     The last hidden state of position t is the one whose logits put most mass on token t+1, so hard and soft
-    labels agree. `pause` seconds before each batch give a test time to end the process between two steps.
+    labels agree. `pause` seconds pass before each batch; before batch number `held_at` it stands still until there is
+    a file `go`, so that it is hit between two steps.
     """
+
+    held_at, go = -1, Path()
 
     def __init__(
         self, config: DrafterConfig, head: Head, *, length: int = 24, prompt: int = 6, pause: float = 0.0
@@ -106,5 +110,7 @@ class Source:
         number = start_step
         while True:
             time.sleep(self.pause)
+            while number == self.held_at and not self.go.exists():
+                time.sleep(0.01)
             yield self.batch(rows, seed, number)
             number += 1

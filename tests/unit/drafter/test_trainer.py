@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from drafthouse.drafter.metrics import read_metrics
 from drafthouse.drafter.model import DFlashDrafter
 from drafthouse.drafter.trainer import Observer, TrainSettings, train
 from drafthouse.errors import DrafterError, OutOfMemoryError
+from tests.patience import until
 from tests.unit.drafter import train_process
 from tests.unit.drafter.doubles import Batch, Head, Source, tiny_config
 
@@ -272,34 +272,35 @@ def test_time_budget_stops_and_exports(tmp_path: Path) -> None:
     assert read_config(result.drafter)["drafthouse"]["trained"]["of_steps"] == 1000
 
 
-def _start(out: Path, pause: float) -> subprocess.Popen[bytes]:
+def _start(out: Path, *held: object) -> subprocess.Popen[bytes]:
     source = str(Path(drafthouse.__file__).parents[1])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{source}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "tests.unit.drafter.train_process", str(out), str(pause)]
+    command = [sys.executable, "-m", "tests.unit.drafter.train_process", str(out), *map(str, held)]
     return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)
 
 
 def test_killed_and_resumed_equals_undisturbed_to_the_bit(tmp_path: Path) -> None:
-    killed = _start(tmp_path / "killed", 0.02)
+    batch = 13 * train_process.SETTINGS.accumulate  # that of step 14: it stands still there
+    killed = _start(tmp_path / "killed", batch, tmp_path / "never")
     log = tmp_path / "killed" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not log.exists() or len(log.read_text().splitlines()) < 12:
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(
+        lambda: len(log.read_text().splitlines()) >= 12,
+        "the curve",
+        unless=lambda: killed.poll() is not None and f"it has ended with {killed.returncode}",
+    )
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
     assert not (tmp_path / "killed" / "drafter").exists()
     before = len(log.read_text().splitlines())
 
-    resumed = _start(tmp_path / "killed", 0.0)
+    resumed = _start(tmp_path / "killed")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the other processes: sums are taken in an order that depends on it
     try:
-        expected = train_process.main(tmp_path / "whole", 0.0)
+        expected = train_process.main(tmp_path / "whole")
     finally:
         torch.set_num_threads(threads)
-    report = json.loads(resumed.communicate(timeout=120)[0])
+    report = json.loads(resumed.communicate(timeout=240)[0])
     assert resumed.returncode == 0
     assert report["resumed_from"] in (10, 15, 20)
     assert before < train_process.SETTINGS.steps

@@ -1,4 +1,7 @@
-"""A training run as a process of its own: `python -m tests.unit.drafter.train_process <out_dir> <pause>`."""
+"""A training run as a process of its own: `python -m tests.unit.drafter.train_process <out_dir> [<batch> <go>]`.
+
+In front of that batch it stands still until there is a file <go>.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,15 @@ SETTINGS = TrainSettings.model_validate(
 )
 
 
-def main(out_dir: Path, pause: float) -> dict[str, Any]:
+def main(out_dir: Path, batch: int = -1, go: Path = Path()) -> dict[str, Any]:
     config = tiny_config()
     head = Head(config.vocab_size, config.hidden_size)
-    result = train(Source(config, head, pause=pause), head, config, SETTINGS, out_dir)
+    source = Source(config, head)
+    source.held_at, source.go = batch, go
+    result = train(source, head, config, SETTINGS, out_dir)
     return {"resumed_from": result.resumed_from, "steps": result.steps, "loss": result.loss}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), float(sys.argv[2]))))
+    words = sys.argv[1:]
+    print(json.dumps(main(Path(words[0]), int(words[1]), Path(words[2])) if words[1:] else main(Path(words[0]))))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from drafthouse.loop.job import FenceWatch, JobContext
 from drafthouse.store import Fence, FencedError, ObjectInfo, Store
 from drafthouse.store.exclusive import exclusive
 from tests.fixtures_s3 import s3_url, seaweed
+from tests.patience import until
 from tests.unit.drafter.doubles import Batch, Source
 from tests.unit.loop.train_job import RECIPE, SETTINGS, source_of, work
 
@@ -110,25 +111,29 @@ def content(store: Store) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list(f"drafters/{RECIPE}")}
 
 
-def _await(condition: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 class Process:
-    """The training of a job as a process on a node of its own: a folder that nobody else has."""
+    """The training of a job as a process on a node of its own, a folder that nobody else has. When it has taken 12 of
+    its 24 steps it stands still until it is ended."""
 
-    def __init__(self, url: str, folder: Path, *, epoch: int, pause: float) -> None:
+    def __init__(self, url: str, folder: Path, *, epoch: int) -> None:
         source = str(Path(drafthouse.__file__).parents[1])
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{source}{os.pathsep}{ROOT}"}
         environment |= {"DRAFTHOUSE_JOB": JOB, "DRAFTHOUSE_EPOCH": str(epoch), "DRAFTHOUSE_NODE": folder.name}
-        command = [sys.executable, "-m", "tests.unit.loop.train_job", url, str(folder), str(pause)]
+        command = [sys.executable, "-m", "tests.unit.loop.train_job", url, str(folder), "12", f"{folder}.go"]
+        self.go, self.log = Path(f"{folder}.go"), folder / "metrics.jsonl"
         self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    def stands_still(self) -> None:
+        """Wait until it does."""
+        until(
+            lambda: read_metrics(self.log)[-1]["step"] == 12,
+            "the 12th step",
+            unless=lambda: self.process.poll() is not None and f"it has ended with {self.process.returncode}",
+        )
 
     def end(self, how: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(how)
+        self.go.touch()
         out, _ = self.process.communicate(timeout=240)
         return self.process.returncode, out
 
@@ -173,15 +178,13 @@ def test_killed_and_gone_on_with_on_another_node(url: str, tmp_path: Path, undis
     store = Store.open(url)
     store.probe()
     life(store, 1)
-    killed = Process(url, tmp_path / "old-node", epoch=1, pause=0.15)
-    _await(lambda: killed.process.poll() is not None or [one for one in stored(store) if one[0] >= 10])
-    log = tmp_path / "old-node/metrics.jsonl"
-    _await(lambda: killed.process.poll() is not None or read_metrics(log)[-1]["step"] > 11)
+    killed = Process(url, tmp_path / "old-node", epoch=1)
+    killed.stands_still()
+    until(lambda: stored(store)[:1] == [(10, 1)], "the checkpoint of step 10 in the store")
+    until(lambda: said(store, 1)["step"] == 12, "word of step 12")
     assert killed.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    before = read_metrics(log)[-1]["step"]
     shutil.rmtree(tmp_path / "old-node")
-    newest = stored(store)[0][0]
-    assert 10 <= newest <= before < STEPS
+    newest = 10
     assert said(store, 1)["state"] == "training"
     time.sleep(1.1 if url.startswith("s3:") else 0)  # S3 tells whole seconds, and what ties with the fence is lost
 
@@ -204,9 +207,8 @@ def test_told_to_stop_and_gone_on_with_at_once(seaweed: str, tmp_path: Path, und
     store = Store.open(url)
     store.probe()
     life(store, 1)
-    stopped = Process(url, tmp_path / "old", epoch=1, pause=0.2)
-    log = tmp_path / "old/metrics.jsonl"
-    _await(lambda: stopped.process.poll() is not None or (log.exists() and len(read_metrics(log)) > 2))
+    stopped = Process(url, tmp_path / "old", epoch=1)
+    stopped.stands_still()
     code, out = stopped.end(signal.SIGTERM)
     watch = life(store, 2)
     assert code == 0, "a job that was stopped has not failed"
@@ -333,7 +335,7 @@ class TestRestore:
         class Looking(Source):
             def batch(self, rows: int, seed: int, number: int) -> Batch:
                 if number == 12:
-                    _await(lambda: stored(store)[0] == (10, 0))
+                    until(lambda: stored(store)[0] == (10, 0), "the checkpoint of step 10 in the store")
                     seen.append(stored(store))
                 return super().batch(rows, seed, number)
 
@@ -404,7 +406,7 @@ class TestRestore:
         class Slow(Source):
             def batch(self, rows: int, seed: int, number: int) -> Batch:
                 if number and number % 5 == 0:
-                    _await(lambda: stored(store)[:1] == [(number, 0)])
+                    until(lambda: stored(store)[:1] == [(number, 0)], f"the checkpoint of step {number} in the store")
                     counts.append(len(stored(store)))
                 return super().batch(rows, seed, number)
 
@@ -422,7 +424,7 @@ class TestZombies:
         source = old.arguments[3]
         assert isinstance(source, Gated)
         assert source.reached.wait(240)
-        _await(lambda: stored(store)[:1] == [(10, 1)])
+        until(lambda: stored(store)[:1] == [(10, 1)], "the checkpoint of step 10 in the store")
         watch = life(store, 2)
         before = content(store)
         new = Trainer(store, tmp_path / "new", watch, source_of(0))
@@ -444,7 +446,7 @@ class TestZombies:
         source = old.arguments[3]
         assert isinstance(source, Gated)
         assert source.reached.wait(240)
-        _await(lambda: stored(store)[:1] == [(10, 1)])
+        until(lambda: stored(store)[:1] == [(10, 1)], "the checkpoint of step 10 in the store")
         # Its threads stand still too, as those of a process that is stopped: it has asked a moment ago.
         old_watch = old.arguments[2]
         assert old_watch is not None
@@ -556,9 +558,9 @@ def test_the_curve_that_is_shown_is_whole_rows(store: Store, tmp_path: Path) -> 
         def batch(self, rows: int, seed: int, number: int) -> Batch:
             if number == 12:
                 key = f"drafters/{RECIPE}/metrics/1.jsonl"
-                _await(lambda: store.head(key) is not None and len(store.get(key).splitlines()) >= 12)
+                until(lambda: len(store.get(key).splitlines()) >= 12, "twelve rows of the curve")
                 seen.append([json.loads(line)["step"] for line in store.get(key).decode().splitlines()])
-                _await(lambda: said(store, 1)["step"] == 12)
+                until(lambda: said(store, 1)["step"] == 12, "word of step 12")
             return super().batch(rows, seed, number)
 
     work(store, tmp_path / "a", watch=life(store, 1), source=source_of(0, Looking))

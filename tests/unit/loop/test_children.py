@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,6 +12,7 @@ import pytest
 
 from drafthouse.loop import children
 from drafthouse.loop.children import Child, ChildError, Children, proportional_bytes
+from tests.patience import until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "POLL_S", 0.02)
 
 
-SLEEPS = "import time; time.sleep(60)"
+SLEEPS = "import time; time.sleep(600)"
 
 
 def nothing() -> None:
@@ -88,11 +88,22 @@ class TestChildren:
         assert not child.running
 
     def test_memory_of_all_together(self, tmp_path: Path) -> None:
+        go, measured = tmp_path / "go", Path("/proc/self/smaps_rollup").exists()
+        holds = f"""
+            import time, pathlib
+            room = bytearray(80 * 2**20)
+            until = time.monotonic() + 240
+            while not pathlib.Path({str(go)!r}).exists() and time.monotonic() < until:
+                time.sleep(0.01)
+        """
+
+        def seen() -> bool:
+            return group.peak_bytes > proportional_bytes(os.getpid()) + 60 * 2**20
+
         with Children(tmp_path) as group:
-            group.start("big", "import time; room = bytearray(80 * 2**20); time.sleep(0.5)")
-            group.wait(nothing)
-        if Path("/proc/self/smaps_rollup").exists():
-            assert group.peak_bytes > proportional_bytes(os.getpid()) + 60 * 2**20
+            group.start("big", holds)
+            group.wait(lambda: go.touch() if not measured or seen() else None)
+        assert go.exists(), group.peak_bytes
 
     def test_environment(self, tmp_path: Path) -> None:
         with Children(tmp_path) as group:
@@ -119,21 +130,19 @@ FOLLOWS = """
 class TestEndWithParent:
     def follow(self, logs: Path, seconds: float) -> Child:
         child = Child("child", [FOLLOWS.format(seconds)], logs)
-        end = time.monotonic() + 30
-        while "ready" not in child.log.read_text() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: "ready" in child.log.read_text(), "its word")
         return child
 
     def test_it_ends_when_the_pipe_closes_as_it_does_with_its_parent(self, tmp_path: Path) -> None:
-        child = self.follow(tmp_path, 60)
+        child = self.follow(tmp_path, 600)
         assert child.running
         assert child.process.stdin is not None
         child.process.stdin.close()
-        assert child.process.wait(10) == -15
+        assert child.process.wait(240) == -15
 
     def test_it_works_on_while_the_parent_lives(self, tmp_path: Path) -> None:
         child = self.follow(tmp_path, 0.3)
-        assert child.process.wait(10) == 0
+        assert child.process.wait(240) == 0
         assert child.log.read_text() == "ready\nawake\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from drafthouse.errors import StoreError
 from drafthouse.loop import uploader as module
 from drafthouse.loop.uploader import LAST_TRIES, Parcel, Uploader
 from drafthouse.store import FencedError
+from tests.patience import until
 
 
 class Desk:
@@ -97,9 +97,7 @@ def test_failures_are_made_up_for(
     desk.open.set()
     with caplog.at_level(logging.WARNING):
         uploader.offer(7, checkpoint(tmp_path, 7), {})
-        while desk.calls < LAST_TRIES + 2:
-            uploader.check()
-            time.sleep(0.005)
+        until(lambda: uploader.check() or desk.calls >= LAST_TRIES + 2, "the tries")
     uploader.close()
     assert desk.steps == [7]
     assert "the checkpoint of step 7 is not stored yet: the server cannot be reached" in caplog.text

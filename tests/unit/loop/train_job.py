@@ -1,7 +1,7 @@
-"""A job's training over the doubles, as a process: `python -m tests.unit.loop.train_job URL FOLDER PAUSE`.
+"""A job's training over the doubles, as a process: `python -m tests.unit.loop.train_job URL FOLDER BATCH GO`.
 
-Who it is stands in the environment, as the fleet sets it. PAUSE seconds pass in front of every batch, so that it
-can be ended between two steps. It prints its result as JSON.
+Who it is stands in the environment, as the fleet sets it. In front of batch BATCH it stands still until there is a file
+GO, so that it is hit between two steps. It prints its result as JSON.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ def source_of(pause: float, kind: type[Source] = Source) -> Source:
     return kind(config, Head(config.vocab_size, config.hidden_size), pause=pause)
 
 
-def main(url: str, folder: str, pause: str) -> int:
+def main(url: str, folder: str, batch: str, go: str) -> int:
     torch.set_num_threads(1)
     store, job = Store.open(url), JobContext.from_environment()
     print("started", flush=True)
     try:
         watch = job.watch(store) if job else None
-        result = work(store, Path(folder), watch=watch, source=source_of(float(pause)))
+        source = source_of(0.0)
+        source.held_at, source.go = int(batch), Path(go)
+        result = work(store, Path(folder), watch=watch, source=source)
     except DrafthouseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
