@@ -38,6 +38,31 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """YAML as usual, but a key that stands twice in one mapping is refused: the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for name, _ in node.value:
+            if name.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(name, deep=True)
+            if isinstance(key, str | int | float) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice", name.start_mark)
+            seen.add(key if isinstance(key, str | int | float) else id(name))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """The one YAML document in `text`.
+
+    Raises:
+        yaml.YAMLError: it is none, or a key stands twice in a mapping.
+        ValueError: an impossible date.
+    """
+    return yaml.load(text, Loader=_OnceLoader)
+
+
 def load(model: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
     """Read `path` (YAML; None = defaults), apply `--set key.path=value` overrides, validate.
 
@@ -48,7 +73,7 @@ def load(model: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
     values: Any = {}
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError("there is no such run file", where=where, fix="check the path") from None
         except OSError as error:
@@ -79,7 +104,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(parts):
         raise ConfigError(f"'{override}' is not of the form key.path=value", where="--set", fix="write it so")
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
     except (yaml.YAMLError, ValueError):
         raise ConfigError(f"the value of '{key}' is not YAML", where="--set", fix="quote it") from None
     node = values

@@ -128,6 +128,22 @@ def test_what_is_not_yaml_is_told_in_one_sentence(tmp_path: Path, text: str) -> 
     assert sentence(file).startswith(f"{file}: not valid YAML (")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("steps: 4\nname: a\nsteps: 5", 3), ("inner:\n  rate: 1\n  rate: 2", 3), ("inner: {rate: 1, rate: 2}", 1)],
+)
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    file = run_file(tmp_path, text)
+    told = sentence(file)
+    assert "stands twice" in told
+    assert f"line {line}," in told
+
+
+def test_a_mapping_may_be_merged_into_another_that_says_it_otherwise(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "inner: &a {rate: 1}\nnamed: {ours: {<<: *a, rate: 2}}")
+    assert load(Root, file).named["ours"].rate == 2
+
+
 def test_bytes_that_are_no_text_are_told_too(tmp_path: Path) -> None:
     (tmp_path / "run.yml").write_bytes(b"\xff\xfe\x00")
     assert "not valid YAML (" in sentence(tmp_path / "run.yml")

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from drafthouse.config import read_yaml
 from drafthouse.measure.roofline.errors import RooflineError
 from drafthouse.measure.roofline.serving import CacheType, WeightType
 from drafthouse.measure.roofline.shapes import Config
@@ -61,7 +62,7 @@ def read_profile(name: str, folder: Path) -> Mapping[str, Any]:
     """
     path = Path(name) if name.endswith((".yml", ".yaml")) else folder / f"{name}.yml"
     try:
-        profile = yaml.safe_load(path.read_text(encoding="utf-8"))
+        profile = read_yaml(path.read_text(encoding="utf-8"))
     except OSError:
         known = ", ".join(sorted(file.stem for file in folder.glob("*.yml"))) or "none"
         raise RooflineError(
