@@ -86,6 +86,7 @@ def _extractions(snapshot: Snapshot) -> Iterator[Concern]:
     for run in snapshot.extractions:
         key = keys.extraction(snapshot, run)
         yield from _source_error("extraction", key, run.run, run.known)
+        yield from _damaged("extraction", key, run.run, run.damaged)
         state = extraction_state(run)
         if state == "complete":
             continue
@@ -113,6 +114,7 @@ def _trainings(snapshot: Snapshot) -> Iterator[Concern]:
     for run in snapshot.trainings:
         key = keys.training(snapshot, run)
         yield from _source_error("training", key, run.recipe, run.known)
+        yield from _damaged("training", key, run.recipe, run.damaged)
         if run.state == "silent":
             what = f"nothing heard of it since step {run.step:,}"
             yield Concern("bad", "training", key, run.recipe, what, heard(run))
@@ -140,6 +142,12 @@ def _stores(snapshot: Snapshot) -> Iterator[Concern]:
 def _source_error(view: View, key: str, subject: str, known: Known) -> Iterator[Concern]:
     if known.error:
         yield Concern("bad", view, key, subject, f"cannot be read: {known.error}", known.answered)
+
+
+def _damaged(view: View, key: str, subject: str, damaged: tuple[str, ...]) -> Iterator[Concern]:
+    if damaged:
+        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
+        yield Concern("bad", view, key, subject, f"damaged: {damaged[0]}{more}")
 
 
 def _because(reason: str | None) -> str:

@@ -46,7 +46,8 @@ class GpuView(Part):
 
 
 class NodeView(Part):
-    """A node. "silent": it answered once and does not now; "unknown": it was never asked or never answered."""
+    """A node. "silent": it answered once and does not now, although it should; "unknown": it was never asked or never
+    answered, or all work on it has ended."""
 
     name: str
     state: Literal["answers", "silent", "unknown"]
@@ -144,6 +145,7 @@ class ExtractionView(Part):
         names: the names of the shards in the grid's order, without those nobody has begun.
         tokens: in committed shards. rate: tokens/s over the last minutes by done-markers; eta_s from it.
         reclaims: leases beyond the first of a shard.
+        damaged: objects that do not hold what was written, each in a sentence, at most 200; nothing else is left out.
     """
 
     run: str
@@ -169,6 +171,7 @@ class ExtractionView(Part):
     rates: Series | None = None
     target: str | None = None
     complete: bool = False
+    damaged: tuple[str, ...] = ()
 
 
 class EvaluationView(Part):
@@ -187,6 +190,7 @@ class TrainingView(Part):
         accuracy: by slot 1..B-1, of the last logged step.
         series: loss, learning rate, tokens/s, mean streak, expected streak, noise level, MFU, GPU figures … by step;
             thinned to at most 600 points each, first and last kept.
+        damaged: as of an extraction.
     """
 
     recipe: str
@@ -207,6 +211,7 @@ class TrainingView(Part):
     evaluations: tuple[EvaluationView, ...] = ()
     series: tuple[Series, ...] = ()
     latest: dict[str, float] = Field(default_factory=dict, description="the last row, flat, by name")
+    damaged: tuple[str, ...] = ()
 
 
 class ServerView(Part):

@@ -4,6 +4,7 @@ records: fences, locks, a journal."""
 from __future__ import annotations
 
 from drafthouse.store.board import Board, Done, Lease, ShardState
+from drafthouse.store.body import DamagedObjectError
 from drafthouse.store.fence import Fence, FencedError
 from drafthouse.store.journal import Entry, Journal
 from drafthouse.store.lock import Held, Holder, Lock
@@ -12,6 +13,7 @@ from drafthouse.store.translate import ObjectMissingError
 
 __all__ = [
     "Board",
+    "DamagedObjectError",
     "Done",
     "Entry",
     "Fence",

@@ -21,6 +21,7 @@ deletes its own data. So correctness never rests on the time to live, only the a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -33,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 from drafthouse.config import differences
 from drafthouse.errors import StatesError, StoreError
-from drafthouse.store.body import from_body, to_body
+from drafthouse.store.body import DamagedObjectError, from_body, to_body
 from drafthouse.store.keys import check_key, numbered, segment_of
 from drafthouse.store.objects import Store
 from drafthouse.store.translate import ObjectMissingError
@@ -296,7 +297,11 @@ class Board:
         return self._body(f"workers/{worker}")
 
     def done(self, shard: str) -> Done | None:
-        """The done-marker of a shard, or None."""
+        """The done-marker of a shard, or None.
+
+        Raises:
+            DamagedObjectError: what lies there is none.
+        """
         with self._lock:
             if shard in self._done:
                 return self._done[shard]
@@ -305,10 +310,11 @@ class Board:
         except ObjectMissingError:
             return None
         where = f"{self.objects.url}/done/{shard}"
-        try:
+        marker: Done | None = None
+        with contextlib.suppress(TypeError):  # other fields than a marker's
             marker = Done(**from_body(body, where))
-        except TypeError:
-            raise StoreError("this is not a done-marker", where=where, fix="see who else writes there") from None
+        if marker is None or not _is_marker(marker):
+            raise DamagedObjectError("this is not a done-marker", where=where, fix="see who else writes there")
         with self._lock:
             self._done[shard] = marker
         return marker
@@ -415,6 +421,17 @@ def _lease_key(lease: Lease) -> str:
 
 def _heartbeat_key(lease: Lease) -> str:
     return f"hb/{lease.shard}/{numbered(lease.epoch)}"
+
+
+def _is_marker(marker: Done) -> bool:
+    """Whether its fields are of the types that `commit` writes: JSON keeps no promise about them."""
+    texts = (marker.shard, marker.key, marker.sha256, marker.worker, marker.token)
+    counts = (marker.size, marker.tokens, marker.epoch)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(count) is int and count >= 0 for count in counts)
+        and isinstance(marker.extra, dict)
+    )
 
 
 def _split(key: str) -> tuple[str, int]:

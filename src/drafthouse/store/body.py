@@ -9,6 +9,10 @@ from typing import Any
 from drafthouse.errors import StoreError
 
 
+class DamagedObjectError(StoreError):
+    """An object is there and does not hold what was written: cut short, overwritten by somebody else."""
+
+
 def to_body(value: Mapping[str, Any]) -> bytes:
     """`value` as the bytes of an object: one line of JSON with sorted keys."""
     return json.dumps(value, sort_keys=True).encode()
@@ -18,14 +22,14 @@ def from_body(body: bytes, where: str) -> dict[str, Any]:
     """The JSON object in `body`, which was read at `where`.
 
     Raises:
-        StoreError: it is none.
+        DamagedObjectError: it is none.
     """
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise StoreError(
+        raise DamagedObjectError(
             "this object is not the JSON that was written there", where=where, fix="see who else writes there"
         )
     return value

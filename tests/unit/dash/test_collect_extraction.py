@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from drafthouse.dash.attention import concerns
 from drafthouse.dash.collect import extraction as module
 from drafthouse.dash.collect.clock import StoreClock
 from drafthouse.dash.collect.extraction import RunSource
-from drafthouse.dash.model import ExtractionView
+from drafthouse.dash.model import ExtractionView, Known, Snapshot
 from drafthouse.store import Board, Lease, Store
 from tests.doubles.stores import Clock, ClockStore
 from tests.fixtures_s3 import s3_url, seaweed
@@ -278,3 +280,42 @@ def test_ages_on_a_real_server(seaweed: str) -> None:
     assert view.workers[0].age_s is not None
     assert view.workers[0].age_s < 3
     assert view.grid == "l"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"shard": "s0"}'])
+def test_a_damaged_object_is_named_and_everything_else_is_shown(played: Played, body: bytes) -> None:
+    for worker in ("w1", "w2"):
+        played.finish(played.claim(worker))
+    lost = played.claim("w3")
+    played.speak("w3", held={lost.shard: 40})
+    played.store.child("runs/run").put(f"done/{SHARDS[0]}", body)
+    view = played.look()
+    assert (view.done, view.leased, view.tokens, view.failures) == (2, 1, 100, ())
+    assert [worker.worker for worker in view.workers if worker.alive] == ["w3"]
+    [sentence] = view.damaged
+    assert f"done/{SHARDS[0]}: this" in sentence
+    snapshot = Snapshot(at=datetime.now(UTC), sequence=1, fleet=Known(), settled=True, extractions=(view,))
+    told = [concern for concern in concerns(snapshot) if "damaged" in concern.what]
+    assert [(one.severity, one.view) for one in told] == [("bad", "extraction")]
+
+
+def test_every_kind_of_object_may_be_damaged(played: Played) -> None:
+    lease = played.claim("w1")
+    played.speak("w1", held={lease.shard: 40})
+    played.board.fail(lease, "no reason")
+    played.board.release(lease)
+    played.claim("w2")
+    objects = played.board.objects
+    listed = {info.key for kind in ("failed", "lease") for info in objects.list(kind)}
+    keys = ["spec.json", "workers/w1", *sorted(listed)]
+    whole = {key: objects.get(key) for key in keys}
+    for key in keys:
+        objects.put(key, b"\x00")
+    view = played.look()
+    assert view.leased == 1
+    named = {key for key in keys for sentence in view.damaged if f"/{key}: " in sentence}
+    assert named >= {"spec.json", "workers/w1", *(key for key in keys if key.startswith("failed/"))}
+    for key, body in whole.items():
+        objects.put(key, body)
+    view = played.look()
+    assert (view.damaged, view.shards, view.failures_total) == ((), 6, 1)

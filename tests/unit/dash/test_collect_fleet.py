@@ -286,6 +286,17 @@ class TestMerging:
         [node] = merged({}, [self.worker(1.0)], (), None, later)
         assert node.state == "silent", "what was read an hour ago is an hour old"
 
+    def test_a_node_whose_work_is_over_is_no_problem(self) -> None:
+        long_ago = self.worker(FRESH_S + 1, alive=False)
+        for over in (
+            long_ago.model_copy(update={"shards": 2, "done": 2, "complete": True}),
+            self.worker(FRESH_S + 1, alive=False, ended=True),
+        ):
+            [node] = merged({}, [over], (), None, NOW)
+            assert (node.state, node.last_seen) == ("unknown", NOW - timedelta(seconds=FRESH_S + 1))
+            [node] = merged({}, [over, long_ago], (), None, NOW)
+            assert node.state == "silent", "other work on it should be heard"
+
     def test_of_two_readings_of_a_gpu_the_newer_counts(self) -> None:
         probed = self.gpu(1.0, NOW - timedelta(seconds=60), job="serve")
         node = NodeView(name="n1", state="answers", last_seen=NOW, gpus=(probed,))

@@ -22,6 +22,7 @@ from drafthouse.drafter.metrics import MetricsLog
 from drafthouse.loop import checkpoints
 from drafthouse.loop.checkpoints import Copies
 from drafthouse.store import Store
+from drafthouse.store.keys import numbered
 
 
 def row(step: int, loss: float | None = None) -> dict[str, Any]:
@@ -206,3 +207,33 @@ class TestFolder:
         one = FolderSource(tmp_path / "metrics.jsonl", "ours", "s", 4, 2.0)
         one.ask()
         assert str(tmp_path) in str(one.known.error)
+
+
+def test_a_damaged_progress_hides_no_curve(store: Store) -> None:
+    one = source(store)
+    objects = store.child("drafters/ours")
+    rows = "".join(json.dumps(row(step)) + "\n" for step in range(1, 4))
+    objects.put(f"metrics/{numbered(1)}.jsonl", rows.encode())
+    objects.put(f"progress/{numbered(1)}", b"{cut")
+    view = look(one)
+    assert view is not None
+    assert (view.step, len(view.series[0].x)) == (3, 3)
+    [sentence] = view.damaged
+    assert f"progress/{numbered(1)}: this object is not the JSON" in sentence
+    objects.put(f"progress/{numbered(1)}", b'{"state": "training", "step": 3, "steps": 20}')
+    view = look(one)
+    assert view is not None
+    assert (view.damaged, view.steps) == ((), 20)
+
+
+@pytest.mark.parametrize("odd", ["1e400", "-1e400", "NaN", "1" + 400 * "0"])
+def test_numbers_that_are_none_stop_no_training(store: Store, odd: str) -> None:
+    one = source(store)
+    objects = store.child("drafters/ours")
+    rows = [json.dumps(row(1)), f'{{"step": {odd}, "loss": 1}}', f'{{"step": 2, "loss": {odd}, "lr": {odd}}}']
+    objects.put(f"metrics/{numbered(1)}.jsonl", ("\n".join(rows) + "\n").encode())
+    objects.put(f"progress/{numbered(1)}", f'{{"step": {odd}, "steps": {odd}, "tokens": {odd}}}'.encode())
+    view = look(one)
+    assert view is not None
+    assert (view.step, view.loss, view.steps) == (2, None, None)
+    assert "Infinity" not in view.model_dump_json()

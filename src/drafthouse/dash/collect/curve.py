@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeGuard
 
+from drafthouse.dash.collect.numbers import number, whole
 from drafthouse.dash.collect.series import series
 from drafthouse.dash.model import EvaluationView, Series
 
@@ -114,9 +115,11 @@ class Curve:
     def _row(self, line: bytes) -> None:
         try:
             row = json.loads(line)
-            step = int(row["step"])
-        except (ValueError, KeyError, TypeError):
+            step = whole(row["step"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             return  # cut short by a kill
+        if step is None:
+            return
         if isinstance(row.get("evaluation"), dict):
             self._evaluation(step, row["evaluation"])
             return
@@ -153,7 +156,7 @@ def _length(found: Mapping[str, Any], mode: str) -> float | None:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value) is not None
 
 
 def _flat(value: Any, name: str) -> list[tuple[str, Any]]:

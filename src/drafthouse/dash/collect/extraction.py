@@ -125,6 +125,7 @@ class RunSource(Source):
             rates=facts.finished.curve(now.timestamp(), begun, self._history_s),
             target=None if spec.get("target") is None else str(spec["target"]),
             complete=complete,
+            damaged=tuple(sorted(facts.damaged)[:FAILURES]),
         )
 
 

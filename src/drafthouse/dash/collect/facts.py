@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from drafthouse.dash.collect.pace import Finished
 from drafthouse.dash.collect.words import Words
-from drafthouse.store import Board, ObjectMissingError, Store
+from drafthouse.store import Board, DamagedObjectError, ObjectMissingError, Store
 from drafthouse.store.board import Survey
 
 Place = tuple[str, int]
@@ -33,6 +33,8 @@ class RunFacts:
         reasons: place -> (worker, reason), of all leases that an error ended.
         words: worker -> what it last said of itself; of those that are there.
         homes: worker -> its node, of all that were ever heard or have finished a shard.
+        damaged: what is wrong with objects that did not hold what was written, at the last reading; they are asked for
+            again, and say nothing against the others.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -47,6 +49,7 @@ class RunFacts:
         self.reasons: dict[Place, tuple[str, str]] = {}
         self.words: dict[str, Words] = {}
         self.homes: dict[str, str] = {}
+        self.damaged: list[str] = []
 
     def contradict(self, survey: Survey) -> bool:
         """True when finished shards are gone: somebody has removed the run, and this is another one."""
@@ -54,13 +57,14 @@ class RunFacts:
 
     def read(self, pool: ThreadPoolExecutor, survey: Survey) -> None:
         """Read what is new in a survey."""
+        self.damaged = []
         if self.spec is None:
-            self.spec = self.board.spec()
+            self.spec = self._read(pool, [""], lambda _: self.board.spec()).get("")
         self._read_markers(pool, survey)
         new = (place for place in survey.failed if place not in self.reasons)
-        self.reasons |= _read(pool, new, lambda place: self.board.failure(*place))
+        self.reasons |= self._read(pool, new, lambda place: self.board.failure(*place))
         spoken = [name for name, at in survey.workers.items() if name not in self.words or self.words[name].at != at]
-        said = _read(pool, spoken, self.board.presence)
+        said = self._read(pool, spoken, self.board.presence)
         heard = {name: Words(survey.workers[name], body) for name, body in said.items()}
         self.homes |= {name: words.node for name, words in heard.items() if words.node}
         self.words = {name: said for name, said in (self.words | heard).items() if name in survey.workers}
@@ -68,11 +72,13 @@ class RunFacts:
     def ask_for_holders(self, pool: ThreadPoolExecutor, places: Iterable[Place]) -> None:
         """Learn who was given these leases."""
         new = [place for place in places if place not in self.holders]
-        self.holders |= _read(pool, new, lambda place: self.board.holder(*place))
+        self.holders |= self._read(pool, new, lambda place: self.board.holder(*place))
 
     def _read_markers(self, pool: ThreadPoolExecutor, survey: Survey) -> None:
         new = [shard for shard in survey.done if shard not in self.markers]
-        found = {shard: marker for shard, marker in _read(pool, new, self.board.done).items() if marker is not None}
+        found = {
+            shard: marker for shard, marker in self._read(pool, new, self.board.done).items() if marker is not None
+        }
         for shard, marker in found.items():
             at = survey.done[shard]
             self.markers[shard] = marker.epoch
@@ -85,14 +91,16 @@ class RunFacts:
         times = [survey.done[shard].timestamp() for shard in found]
         self.finished.add(times, [float(marker.tokens) for marker in found.values()])
 
+    def _read(self, pool: ThreadPoolExecutor, keys: Iterable[K], read: Callable[[K], V]) -> dict[K, V]:
+        """What `read` says of every key; one that is gone by now is left out, and so is one that is damaged."""
 
-def _read(pool: ThreadPoolExecutor, keys: Iterable[K], read: Callable[[K], V]) -> dict[K, V]:
-    """What `read` says of every key; one that is gone by now is left out."""
+        def one(key: K) -> tuple[K, V] | None:
+            try:
+                return key, read(key)
+            except ObjectMissingError:
+                return None
+            except DamagedObjectError as error:
+                self.damaged.append(str(error))
+                return None
 
-    def one(key: K) -> tuple[K, V] | None:
-        try:
-            return key, read(key)
-        except ObjectMissingError:
-            return None
-
-    return dict(found for found in pool.map(one, keys) if found is not None)
+        return dict(found for found in pool.map(one, keys) if found is not None)

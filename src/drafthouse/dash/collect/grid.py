@@ -67,6 +67,8 @@ class Grid:
             lease
             for lease in self._survey.tenures
             if not lease.released
+            # of a marker that cannot be read nobody knows whose it is
+            and not (lease.shard in self._survey.done and lease.shard not in self._markers)
             and self._markers.get(lease.shard) != lease.epoch
             and (lease.shard, lease.epoch) not in live
             and (lease.shard, lease.epoch) not in self._survey.failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from drafthouse.dash.attention import extraction_state
 from drafthouse.dash.model import ExtractionView, GpuView, JobView, NodeView
 
 FRESH_S = 120.0
@@ -25,12 +26,12 @@ def merged(
         now: by this machine's clock.
     """
     found = dict(probed)
-    for name, (seen, gpus, names) in _heard(extractions).items():
+    for name, (seen, gpus, names, awaited) in _heard(extractions).items():
         node = found.get(name) or NodeView(name=name, state="unknown", last_seen=None)
-        found[name] = _told(node, seen, gpus, names, now)
+        found[name] = _told(node, seen, gpus, names, now, awaited=awaited)
     if here is not None:
         known = found.get(here.name)
-        found[here.name] = here if known is None else _told(known, here.last_seen, here.gpus, (), now)
+        found[here.name] = here if known is None else _told(known, here.last_seen, here.gpus, (), now, awaited=True)
     for job in jobs:
         if job.node in found and job.name not in found[job.node].jobs:
             node = found[job.node]
@@ -40,31 +41,39 @@ def merged(
 
 def _heard(
     extractions: Iterable[ExtractionView],
-) -> dict[str, tuple[datetime | None, tuple[GpuView, ...], tuple[str, ...]]]:
-    """Node -> when a worker on it was last heard of, its GPUs, and the jobs that these workers are of."""
-    found: dict[str, tuple[datetime | None, tuple[GpuView, ...], tuple[str, ...]]] = {}
+) -> dict[str, tuple[datetime | None, tuple[GpuView, ...], tuple[str, ...], bool]]:
+    """Node -> when a worker on it was last heard of, its GPUs, the jobs that these workers are of, and whether any of
+    them should be heard: neither it nor its run has come to an end."""
+    found: dict[str, tuple[datetime | None, tuple[GpuView, ...], tuple[str, ...], bool]] = {}
     for run in extractions:
+        over = extraction_state(run) == "complete"
         for worker in run.workers:
             if worker.node is None:
                 continue
-            seen, gpus, jobs = found.get(worker.node, (None, (), ()))
+            seen, gpus, jobs, awaited = found.get(worker.node, (None, (), (), False))
             answered = run.known.answered
             if worker.age_s is not None and answered is not None:
                 sign = answered - timedelta(seconds=worker.age_s)
                 seen = sign if seen is None else max(seen, sign)
             if worker.alive and run.job is not None and run.job not in jobs:
                 jobs = (*jobs, run.job)
-            found[worker.node] = (seen, (*gpus, *worker.gpus), jobs)
+            found[worker.node] = (seen, (*gpus, *worker.gpus), jobs, awaited or not (over or worker.ended))
     return found
 
 
 def _told(
-    node: NodeView, seen: datetime | None, gpus: Sequence[GpuView], jobs: Sequence[str], now: datetime
+    node: NodeView,
+    seen: datetime | None,
+    gpus: Sequence[GpuView],
+    jobs: Sequence[str],
+    now: datetime,
+    *,
+    awaited: bool,
 ) -> NodeView:
-    """`node`, of which somebody on it was heard at `seen`."""
+    """`node`, of which somebody on it was heard at `seen`; whose silence means something if it is `awaited`."""
     last = max((at for at in (node.last_seen, seen) if at is not None), default=None)
     fresh = seen is not None and now - seen <= timedelta(seconds=FRESH_S)
-    state = "answers" if fresh else "silent" if node.state == "unknown" and last is not None else node.state
+    state = "answers" if fresh else "silent" if awaited and node.state == "unknown" and last is not None else node.state
     newest: dict[str, GpuView] = {}
     for gpu in (*node.gpus, *gpus):
         name = gpu.uuid or str(gpu.index)

@@ -9,10 +9,11 @@ from typing import Any
 
 from drafthouse.dash.collect.clock import StoreClock
 from drafthouse.dash.collect.curve import Curve
+from drafthouse.dash.collect.numbers import number, whole
 from drafthouse.dash.collect.source import Source
 from drafthouse.dash.model import Known, TrainingView
 from drafthouse.errors import StoreError
-from drafthouse.store import ObjectInfo, Store
+from drafthouse.store import DamagedObjectError, ObjectInfo, Store
 from drafthouse.store.body import from_body
 from drafthouse.store.keys import number_of
 from drafthouse.store.translate import explain
@@ -36,6 +37,7 @@ class TrainingSource(Source):
         self._objects = store.child(f"drafters/{recipe}")
         self._epoch, self._curve, self._said = -1, Curve(), dict[str, Any]()
         self._told: ObjectInfo | None = None
+        self._damaged: tuple[str, ...] = ()
         self._drawn: ObjectInfo | None = None
         self._view: TrainingView | None = None
 
@@ -53,16 +55,22 @@ class TrainingSource(Source):
         if max(epochs) != self._epoch:
             self._epoch, self._curve, self._said = max(epochs), Curve(), {}
             self._told = self._drawn = None
+            self._damaged = ()
         if told[0] == self._epoch and told[1] != self._told and told[1] is not None:
-            self._said = from_body(self._objects.get(told[1].key), f"{self._objects.url}/{told[1].key}")
+            body = self._objects.get(told[1].key)
             self._told = told[1]
+            try:
+                self._said, self._damaged = from_body(body, f"{self._objects.url}/{told[1].key}"), ()
+            except DamagedObjectError as error:  # the curve may be whole, and so may what was said before
+                self._damaged = (str(error),)
         if drawn[0] == self._epoch and drawn[1] != self._drawn and drawn[1] is not None:
             self._curve.feed(self._objects.get(drawn[1].key))
             self._drawn = drawn[1]
         times = [info.last_modified for info in (self._told, self._drawn) if info is not None]
         self._clock.seen(max(times))
         age_s = max(0.0, (self._clock.now() - max(times)).total_seconds())
-        self._view = view_of(self.recipe, self.store.url, self._epoch, self._said, self._curve, age_s)
+        view = view_of(self.recipe, self.store.url, self._epoch, self._said, self._curve, age_s)
+        self._view = view.model_copy(update={"damaged": self._damaged})
         self.pace_s = self._busy_s * (1 if self._view.state == "training" else RESTING)
 
     def _newest(self, kind: str, suffix: str) -> tuple[int, ObjectInfo | None]:
@@ -113,8 +121,8 @@ class FolderSource(Source):
 def view_of(recipe: str, store: str, epoch: int, said: Mapping[str, Any], curve: Curve, age_s: float) -> TrainingView:
     """A training out of what it says of itself (`loop.checkpoints`; may be empty) and its curve."""
     latest = curve.latest
-    step = max(_whole(said.get("step")) or 0, _whole(latest.get("step")) or 0)
-    steps = _whole(said.get("steps"))
+    step = max(whole(said.get("step")) or 0, whole(latest.get("step")) or 0)
+    steps = whole(said.get("steps"))
     loss = said.get("loss", latest.get("loss")) if step == said.get("step") else latest.get("loss")
     state = str(said.get("state") or ("finished" if steps is not None and step >= steps else "training"))
     if state == "training" and age_s > SILENT_S:
@@ -131,9 +139,9 @@ def view_of(recipe: str, store: str, epoch: int, said: Mapping[str, Any], curve:
         state=state,
         step=step,
         steps=steps,
-        tokens=max(_whole(said.get("tokens")) or 0, _whole(latest.get("tokens")) or 0),
-        loss=float(loss) if isinstance(loss, int | float) else None,
-        resumed_from=_whole(said.get("resumed_from")),
+        tokens=max(whole(said.get("tokens")) or 0, whole(latest.get("tokens")) or 0),
+        loss=number(loss),
+        resumed_from=whole(said.get("resumed_from")),
         age_s=age_s,
         eta_s=left / rate if state == "training" and left is not None and rate else None,
         accuracy=curve.accuracy,
@@ -141,10 +149,6 @@ def view_of(recipe: str, store: str, epoch: int, said: Mapping[str, Any], curve:
         series=curve.shown(),
         latest=curve.flat(),
     )
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from drafthouse.dash.collect.numbers import number, whole
 from drafthouse.dash.model import GpuView
 
 _FIELDS = frozenset(GpuView.model_fields)
@@ -27,8 +28,8 @@ class Words:
         self.node, self.device = _text(said.get("node")), _text(said.get("device"))
         self.waiting, self.failed = _text(said.get("waiting")), _text(said.get("failed"))
         ttl_s, held, gpus = said.get("ttl_s"), said.get("held"), said.get("gpus")
-        self.ttl_s = float(ttl_s) if isinstance(ttl_s, int | float) else None
-        self.held = {str(shard): _whole(count) for shard, count in held.items()} if isinstance(held, dict) else {}
+        self.ttl_s = number(ttl_s)
+        self.held = {str(shard): whole(count) or 0 for shard, count in held.items()} if isinstance(held, dict) else {}
         job = _text(said.get("job"))
         self.gpus = tuple(
             gpu
@@ -49,7 +50,3 @@ def _gpu(values: Mapping[str, Any], job: str | None, at: datetime) -> GpuView | 
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0
