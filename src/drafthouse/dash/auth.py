@@ -47,7 +47,11 @@ def token_of(settings: DashSettings, environment: Mapping[str, str]) -> str | No
 
 
 class Attempts:
-    """Failed attempts in the last minute, by address and in all."""
+    """Failed attempts in the last minute, by address and in all.
+
+    The same wrong token counts once, however often it comes: a scraper that still has the old one guesses nothing, and
+    locks nobody out behind its address.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._each, self._all, self._window_s, self._clock = each, all_of_them, window_s, clock
-        self._failed: deque[tuple[float, str]] = deque()
+        self._failed: deque[tuple[float, str, str]] = deque()
         self._lock = threading.Lock()
 
     def wait_s(self, address: str) -> float:
@@ -67,17 +71,19 @@ class Attempts:
         with self._lock:
             while self._failed and self._failed[0][0] <= now - self._window_s:
                 self._failed.popleft()
-            own = [moment for moment, who in self._failed if who == address]
+            own = [moment for moment, who, _ in self._failed if who == address]
             if len(own) >= self._each:
                 return own[-self._each] + self._window_s - now
             if len(self._failed) >= self._all:
                 return self._failed[0][0] + self._window_s - now
         return 0.0
 
-    def failed(self, address: str) -> None:
-        """Count one."""
+    def failed(self, address: str, given: str) -> None:
+        """Count the wrong token `given`."""
+        what = _digest(given)
         with self._lock:
-            self._failed.append((self._clock(), address))
+            if not any((who, seen) == (address, what) for _, who, seen in self._failed):
+                self._failed.append((self._clock(), address, what))
 
 
 class Sessions:
@@ -135,13 +141,19 @@ class Guard:
         """Whether the request has a session, or the token as `Authorization: Bearer`."""
         if not self.asks or self.sessions.alive(request.cookies.get(SESSION_COOKIE)):
             return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.casefold() != "bearer" or not given or self.attempts.wait_s(address(request)):
+        given = bearer(request)
+        if not given or self.attempts.wait_s(address(request)):
             return False
-        if self.right(given.strip()):
+        if self.right(given):
             return True
-        self.attempts.failed(address(request))
+        self.attempts.failed(address(request), given)
         return False
+
+
+def bearer(request: Request) -> str:
+    """The token that a request carries itself; empty when it carries none."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.casefold() == "bearer" else ""
 
 
 def address(request: Request) -> str:

@@ -154,9 +154,14 @@ class _Site:
     # the door
 
     def _admit(self) -> AnyResponse | None:
-        if request.endpoint in OPEN or self._guard.admits(request):
+        if request.endpoint in OPEN:
+            return None
+        wait = self._guard.attempts.wait_s(auth.address(request)) if auth.bearer(request) else 0.0
+        if self._guard.admits(request):
             return None
         door = url_for("login", next=request.full_path.rstrip("?") if request.method == "GET" else "/")
+        if wait:
+            return self._later(Response("too many wrong tokens\n", 429, mimetype="text/plain"), wait)
         if request.path.startswith(("/live/", "/api/", "/metrics")):
             answer = Response("log in, or send the token as Authorization: Bearer\n", 401, mimetype="text/plain")
             answer.headers["WWW-Authenticate"] = 'Bearer realm="drafthouse"'
@@ -182,14 +187,17 @@ class _Site:
         who = auth.address(request)
         wait = self._guard.attempts.wait_s(who)
         if wait:
-            answer = self._login(f"Too many attempts. Try again in {int(wait) + 1} s.", 429)
-            answer.headers["Retry-After"] = str(int(wait) + 1)
-            return answer
-        if not self._guard.right(request.form.get("token", "")):
-            self._guard.attempts.failed(who)
+            return self._later(self._login(f"Too many attempts. Try again in {int(wait) + 1} s.", 429), wait)
+        given = request.form.get("token", "")
+        if not self._guard.right(given):
+            self._guard.attempts.failed(who, given)
             return self._login("That is not the token.", 403)
         answer = redirect(auth.local_path(request.form.get("next")), 303)
         self._cookie(answer, auth.SESSION_COOKIE, self._guard.sessions.begin())
+        return answer
+
+    def _later(self, answer: AnyResponse, wait_s: float) -> AnyResponse:
+        answer.headers["Retry-After"] = str(int(wait_s) + 1)
         return answer
 
     def _leave(self) -> AnyResponse:

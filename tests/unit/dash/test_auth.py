@@ -110,14 +110,14 @@ def test_a_login_form_from_elsewhere_does_not_count(door: FlaskClient) -> None:
 
 
 def test_wrong_tokens_are_counted_and_then_not_even_looked_at(door: FlaskClient) -> None:
-    for _ in range(5):
-        answer = log_in(door, "wrong")
+    for number in range(5):
+        answer = log_in(door, f"wrong {number}")
         assert answer.status_code == 403  # type: ignore[attr-defined]
         assert "That is not the token." in answer.text  # type: ignore[attr-defined]
     answer = log_in(door)
     assert answer.status_code == 429  # type: ignore[attr-defined]
     assert 0 < int(answer.headers["Retry-After"]) <= 60  # type: ignore[attr-defined]
-    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 401
+    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 429
     other = {"REMOTE_ADDR": "192.0.2.7"}
     assert log_in(door, environ_overrides=other).status_code == 303  # type: ignore[attr-defined]
 
@@ -131,9 +131,18 @@ def test_a_bearer_token_reads(door: FlaskClient, path: str) -> None:
 
 
 def test_guesses_as_bearer_are_counted(door: FlaskClient) -> None:
-    for _ in range(5):
-        assert door.get("/metrics", headers={"Authorization": "Bearer guess"}).status_code == 401
-    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 401
+    for number in range(5):
+        assert door.get("/metrics", headers={"Authorization": f"Bearer guess-{number}"}).status_code == 401
+    answer = door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"})
+    assert answer.status_code == 429
+    assert 0 < int(answer.headers["Retry-After"]) <= 60
+
+
+def test_a_scraper_with_the_old_token_locks_nobody_out(door: FlaskClient) -> None:
+    for _ in range(50):
+        assert door.get("/metrics", headers={"Authorization": "Bearer the-old-token-of-last-year"}).status_code == 401
+    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
+    assert log_in(door).status_code == 303  # type: ignore[attr-defined]
 
 
 def test_cookies_are_secure_behind_https() -> None:
@@ -166,28 +175,30 @@ def status(url: str, token: str, visitor: str) -> int:
 
 def test_behind_a_proxy_of_this_machine_each_visitor_is_counted_alone() -> None:
     with served(DashSettings(stores=("x",), url="https://dash.example.org", port=0)) as url:
-        assert [status(url, "guess", "192.0.2.1") for _ in range(5)] == [401] * 5
-        assert status(url, SECRET, "192.0.2.1") == 401
+        assert [status(url, f"guess-{n}", "192.0.2.1") for n in range(5)] == [401] * 5
+        assert status(url, SECRET, "192.0.2.1") == 429
         assert status(url, SECRET, "192.0.2.2") == 200
 
 
 def test_without_a_proxy_nobody_says_who_they_are() -> None:
     with served(DashSettings(stores=("x",), host="0.0.0.0", port=0)) as url:
         address = url.replace("0.0.0.0", "127.0.0.1")
-        assert [status(address, "guess", f"192.0.2.{n}") for n in range(5)] == [401] * 5
-        assert status(address, SECRET, "192.0.2.77") == 401
+        assert [status(address, f"guess-{n}", f"192.0.2.{n}") for n in range(5)] == [401] * 5
+        assert status(address, SECRET, "192.0.2.77") == 429
 
 
 def test_attempts_are_forgotten_after_the_window_and_bounded_in_all() -> None:
     now = [0.0]
     attempts = Attempts(each=2, all_of_them=5, window_s=60, clock=lambda: now[0])
-    attempts.failed("a")
+    attempts.failed("a", "one")
     now[0] = 10
-    attempts.failed("a")
+    attempts.failed("a", "one")
+    assert attempts.wait_s("a") == 0, "the same wrong token is no further guess"
+    attempts.failed("a", "another")
     assert attempts.wait_s("a") == 50
     assert attempts.wait_s("b") == 0
     for who in "bcd":
-        attempts.failed(who)
+        attempts.failed(who, "one")
     assert attempts.wait_s("e") == 50, "guessing from many addresses is slowed down too"
     now[0] = 61
     assert attempts.wait_s("a") == 0
