@@ -54,7 +54,7 @@ def open_tab(playwright_browser: Browser) -> Iterator[Callable[..., Tab]]:
     def open_one(url: str, *, width: int = 1280, height: int = 900, theme: str = "light", **more: Any) -> Tab:
         viewport = {"width": width, "height": height}
         context = playwright_browser.new_context(viewport=viewport, color_scheme=theme, **more)  # type: ignore[arg-type]
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         tab = Tab(context.new_page())
         tab.watch()

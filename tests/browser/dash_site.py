@@ -52,4 +52,4 @@ def served(snapshot: Callable[[], Snapshot], *, token: str | None = None, **sett
         yield server.address.rstrip("/")
     finally:
         server.close()
-        thread.join(5)
+        thread.join(60)

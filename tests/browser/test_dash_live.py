@@ -20,11 +20,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """`work(store, pause)`: a worker over the doubles in a process of its own; all are ended with the test."""
+    """`work(store)`: a worker over the doubles in a process of its own; one that is `held` has done a shard and stands
+    still in its second. All are ended with the test."""
     begun: list[subprocess.Popen[bytes]] = []
 
-    def begin(store: Path, pause: float) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.doubles.extract_worker", str(store), "run", "2", str(pause)]
+    def begin(store: Path, *, held: bool = False) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.doubles.extract_worker", str(store), "run", "2", "0"]
+        command += ["4", str(tmp_path / "never")] if held else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
         log = (tmp_path / f"worker-{len(begun)}.log").open("wb")
         begun.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
@@ -51,7 +53,7 @@ def test_a_killed_worker_and_a_lost_store_are_seen_without_a_reload(
     store.mkdir()
     settings = DashSettings(stores=(str(store),), refresh_s=0.3, probe_s=0)
     with Collector(settings) as collector, served(collector.snapshot, stores=[str(store)], refresh_s=0.3) as address:
-        victim = work(store, 0.5)
+        victim = work(store, held=True)
         tab = open_tab(f"{address}/extraction")
         page = tab.page
         page.get_by_role("link", name="run", exact=True).wait_for(timeout=60_000)
@@ -67,7 +69,7 @@ def test_a_killed_worker_and_a_lost_store_are_seen_without_a_reload(
         page.locator("#grid .stale").wait_for(state="attached")
         assert counts(page)["stale"] >= 1
 
-        work(store, 0.02)
+        work(store)
         page.locator("h1", has_text="complete").wait_for(timeout=60_000)
         assert page.locator("#grid .done").first.get_attribute("d") != before
         seen = counts(page)

@@ -27,15 +27,18 @@ from drafthouse.states import ExtractSettings, presence, run_worker
 from drafthouse.store import Board, Store
 from tests.doubles.engine_metrics import engine_double
 from tests.doubles.extraction import MemoryCorpus, TinyTaps
+from tests.patience import until
 
 ROOT = Path(__file__).parents[3]
 
 
 class Worker:
-    """An extraction worker in a process of its own."""
+    """An extraction worker in a process of its own. One that is `held` has done a shard and stands still in its
+    second."""
 
-    def __init__(self, url: str, node: str, *, ttl_s: float = 3, pause_s: float) -> None:
-        words = [sys.executable, "-m", "tests.doubles.extract_worker", url, "states", str(ttl_s), str(pause_s)]
+    def __init__(self, url: str, node: str, *, held: bool) -> None:
+        words = [sys.executable, "-m", "tests.doubles.extract_worker", url, "states", "3", "0"]
+        words += ["4", f"{url}.never"] if held else []
         environment = {**os.environ, "DRAFTHOUSE_NODE": node, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
@@ -48,8 +51,8 @@ class Worker:
 def workers() -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
 
-    def start(url: str, node: str, *, pause_s: float) -> Worker:
-        started.append(Worker(url, node, pause_s=pause_s))
+    def start(url: str, node: str, *, held: bool = False) -> Worker:
+        started.append(Worker(url, node, held=held))
         return started[-1]
 
     yield start
@@ -57,14 +60,15 @@ def workers() -> Iterator[Callable[..., Worker]]:
         one.kill()
 
 
-def seen(collector: Collector, condition: Callable[[Snapshot], object], seconds: float = 90) -> Snapshot:
-    end = time.monotonic() + seconds
-    while True:
+def seen(collector: Collector, condition: Callable[[Snapshot], object]) -> Snapshot:
+    """The first snapshot that fulfils it."""
+
+    def look() -> Snapshot:
         snapshot = collector.snapshot()
-        if condition(snapshot):
-            return snapshot
-        assert time.monotonic() < end, f"it was not seen: {snapshot.extractions}"
-        time.sleep(0.05)
+        assert condition(snapshot), snapshot.extractions
+        return snapshot
+
+    return until(look, "a snapshot of it")
 
 
 def run_of(snapshot: Snapshot) -> ExtractionView:
@@ -97,14 +101,14 @@ def test_a_killed_worker_and_its_heir_are_seen_live(tmp_path: Path, workers: Cal
     url = str(tmp_path / "store")
     (tmp_path / "store").mkdir()
     settings = DashSettings(stores=(url,), refresh_s=0.2)
-    first = workers(url, "n1", pause_s=0.4)
+    first = workers(url, "n1", held=True)
     with Collector(settings) as collector:
-        snapshot = seen(collector, lambda one: one.extractions and run_of(one).done >= 1 and run_of(one).leased)
+        snapshot = seen(collector, lambda one: run_of(one).done == 1 and run_of(one).leased and run_of(one).workers)
         assert run_of(snapshot).workers[0].node == "n1"
         assert [(node.name, node.state) for node in snapshot.nodes] == [("n1", "answers")]
         first.kill()
         seen(collector, lambda one: run_of(one).stale == 1 and not run_of(one).workers[0].alive)
-        workers(url, "n2", pause_s=0.0)
+        workers(url, "n2")
         end = seen(collector, lambda one: run_of(one).complete)
     run = run_of(end)
     assert (run.done, run.reclaims, run.grid.count("r")) == (6, 1, 1)
@@ -132,7 +136,7 @@ def test_a_worker_that_fails_and_one_that_waits_for_the_disk(tmp_path: Path, mon
     assert all(failure.shard and failure.epoch == 1 for failure in run.failures)
     assert (run.workers[0].ended, run.workers[0].alive, run.done) == (True, False, 0)
     full = dict.fromkeys(("disk_high", "disk_low", "shm_high", "shm_low"), 1e-9)
-    waits = settings.model_copy(update={**full, "disk_wait_s": 3.0})
+    waits = settings.model_copy(update={**full, "disk_wait_s": 5.0})
     endless = MemoryCorpus()
     endless.manifest = replace(endless.manifest, tokens=2**50)  # no disk holds so many states
     errors: list[Exception] = []
@@ -145,12 +149,13 @@ def test_a_worker_that_fails_and_one_that_waits_for_the_disk(tmp_path: Path, mon
 
     thread = threading.Thread(target=work)
     thread.start()
-    seen_waiting = False
-    while thread.is_alive():
+
+    def seen_waiting() -> bool:
         found = {worker.worker: worker for worker in run_of(collector.refresh_now()).workers}
-        seen_waiting |= "waits" in found and found["waits"].waiting == "disk" and found["waits"].alive
-        time.sleep(0.1)
-    assert seen_waiting
+        return found["waits"].waiting == "disk" and found["waits"].alive
+
+    until(seen_waiting, "a worker that waits for the disk", unless=lambda: errors)
+    thread.join(120)
     run = run_of(collector.refresh_now())
     assert ("waits", "", str(errors[0])) in {(one.worker, one.shard, one.reason) for one in run.failures}
 
