@@ -111,7 +111,7 @@ def test_who_closes_at_once_is_unreachable(tmp_path: Path, fleet: Fleet) -> None
         node = FleetNode(name="closes", host="127.0.0.1", port=listener.getsockname()[1], key_file=fleet.key)
         with pytest.raises(UnreachableError, match="no ssh connection"):
             NodeConnection(node, tmp_path / "known_hosts").run(["true"])
-        closing.join(5)
+        closing.join(120)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.patience import until
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 PEERS = ("speculators", "specforge")
 KEYS = {"name", "value", "unit", "peer", "ratio", "bar", "met", "machine", "versions", "seed", "command", "date"}
@@ -72,14 +74,12 @@ def test_a_trainer_waits_at_the_gate_between_warm_up_and_clock(tmp_path: Path) -
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    until = time.monotonic() + 20
-    while not (tmp_path / "one.ready").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    until((tmp_path / "one.ready").exists, "the end of the warm-up")
     time.sleep(0.2)
     assert marked == [0], "the last step of the warm-up waits"
     assert not (tmp_path / "one.json").exists()
     (tmp_path / "one.go").touch()
-    trainer.join(20)
+    trainer.join(240)
     assert clock.done
     result = json.loads((tmp_path / "one.json").read_text())
     assert len(result["step_seconds"]) == 3

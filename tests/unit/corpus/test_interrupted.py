@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from drafthouse.corpus.tokenise import tokenise
 from drafthouse.errors import ConfigError, CorpusError, StoreError
 from drafthouse.store import Store
 from drafthouse.store.exclusive import exclusive
+from tests.patience import until
 
 SETTINGS: dict[str, Any] = {
     "name": "mix",
@@ -233,13 +233,9 @@ def test_processes_end_with_the_one_that_started_them() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break  # it has ended, and whoever adopted it has not asked yet
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{worker}").exists()
+    stat = Path(f"/proc/{worker}/stat")
+    # Z: it has ended, and whoever adopted it has not asked yet.
+    until(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", "the process' end")
 
 
 def its_process(_: int) -> int:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from drafthouse.loop.children import Child
 from drafthouse.loop.demo import kill_over_a_shard
 from drafthouse.store import Board, Store
+from tests.patience import until
 
 SHARDS = [f"shard-{number:03d}" for number in range(200)]
 # Half of its time it is between the upload and the next claim.
@@ -40,6 +42,9 @@ class Worker(Child):
         self.name, self.killed = name, False
         self.process = subprocess.Popen([sys.executable, "-c", WORKER, url, name, str(pause)])
 
+    def through(self) -> str | None:
+        return None if self.process.poll() is None else "the worker was through before"
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -52,10 +57,12 @@ def test_what_is_killed_was_in_the_middle_of_a_shard(store: Store, tmp_path: Pat
     for turn in range(3):
         worker = Worker(f"w{turn}", str(tmp_path / "store"), pause)
         try:
-            end = time.monotonic() + 30
-            while kill_over_a_shard([worker], board, SHARDS) is None:
-                assert worker.process.poll() is None, "it was through before it could be met"
-                assert time.monotonic() < end
+            until(
+                partial(kill_over_a_shard, [worker], board, SHARDS),
+                "a moment in the middle of a shard",
+                every=0,
+                unless=worker.through,
+            )
             assert worker.process.poll() == -signal.SIGKILL
         finally:
             worker.kill()
@@ -72,7 +79,7 @@ def test_who_holds_nothing_is_left_alone(store: Store, tmp_path: Path) -> None:
         assert board.claim([name], "somebody") is not None
     worker = Worker("idle", str(tmp_path / "store"), 0.0)
     assert kill_over_a_shard([worker], board, SHARDS) is None
-    assert worker.process.wait(30) == 0, "it ends by itself: there is nothing to claim"
+    assert worker.process.wait(240) == 0, "it ends by itself: there is nothing to claim"
 
 
 def test_a_frozen_process_stands_still_until_it_is_thawed(tmp_path: Path) -> None:
@@ -81,16 +88,13 @@ def test_a_frozen_process_stands_still_until_it_is_thawed(tmp_path: Path) -> Non
     worker = Worker.__new__(Worker)
     worker.process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "count")])
     try:
-        while not (tmp_path / "count").exists():
-            time.sleep(0.01)
+        until((tmp_path / "count").exists, "the count")
         worker.freeze()
         before = (tmp_path / "count").read_text()
         time.sleep(0.2)
         assert (tmp_path / "count").read_text() == before
         worker.thaw()
-        end = time.monotonic() + 10
-        while (tmp_path / "count").read_text() in ("", before):
-            assert time.monotonic() < end
+        until(lambda: (tmp_path / "count").read_text() not in ("", before), "the next number")
         worker.process.kill()
         worker.process.wait()
         worker.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,11 +142,13 @@ class TestDead:
         assert "lost after resuming" in failed(canary(server.url, spec()))["resumed-prefix"]
 
     def test_too_slow(self, server: OpenAiDouble) -> None:
-        server.behaviour.delay_s = 4
+        held = server.behaviour.held = threading.Event()
         # Long enough for a busy machine to list its models in.
-        slow = spec(questions=QUESTIONS[:1], timeout_s=1.5, json_schema=False, resume_words=0)
-        assert failed(canary(server.url, slow)) == {
-            "question-1": "no answer from /v1/chat/completions within 1.5 s",
+        slow = spec(questions=QUESTIONS[:1], timeout_s=3, json_schema=False, resume_words=0)
+        found = failed(canary(server.url, slow))
+        held.set()
+        assert found == {
+            "question-1": "no answer from /v1/chat/completions within 3 s",
             "known-answers": "0 of 1 answers are right, 1 needed",
         }
 

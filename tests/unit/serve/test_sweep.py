@@ -22,6 +22,7 @@ from drafthouse.serve.sweep_plan import Load, Place, SweepError, Target
 from drafthouse.serve.sweep_plots import picture
 from drafthouse.serve.sweep_result import Measured, Percentiles, Point, Sweep, aligned, markdown, read_sweep
 from tests.doubles.openai_server import Behaviour, OpenAiDouble, openai_double
+from tests.patience import until
 from tests.unit.serve.clean import CPU, PROFILES
 
 LOAD = Load(output_tokens=16, rounds=2, limit_s=30)
@@ -137,18 +138,18 @@ class TestRun:
         assert "ended with exit code 3" in str(point.measured.reason)
 
     def test_a_point_is_given_up_with_its_workers(self, server: OpenAiDouble, loader: Loader, tmp_path: Path) -> None:
-        loader.tell(sleep=60)
+        loader.tell(sleep=600)
         start = time.monotonic()
-        load = Load(output_tokens=16, rounds=2, limit_s=2)
+        load = Load(output_tokens=16, rounds=2, limit_s=5)
         (point,) = run_sweep(target(server), load, PLACES[:1], loader.generator, tmp_path / "out").points
-        assert time.monotonic() - start < 20
-        assert point.measured.reason == "given up after 2 s"
+        assert time.monotonic() - start < 200
+        assert point.measured.reason == "given up after 5 s"
         child = int((tmp_path / "out" / PLACES[0].name / "child").read_text(encoding="utf-8"))
         state = Path(f"/proc/{child}/stat")
-        deadline = time.monotonic() + 5
-        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < deadline, "a worker has outlived its point"
-            time.sleep(0.05)
+        until(
+            lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z",
+            "the end of a worker with its point",
+        )
 
     def test_other_settings_are_refused(self, server: OpenAiDouble, loader: Loader, tmp_path: Path) -> None:
         run_sweep(target(server), LOAD, PLACES[:1], loader.generator, tmp_path / "out")

@@ -35,7 +35,7 @@ def test_texts_carry_their_passes() -> None:
         (Behaviour(body=body()), "did not answer 1 prompts"),
         (Behaviour(body=body({"text": "a"})), "lacks 'output_ids'"),
         (Behaviour(drop=True), "/generate: "),
-        (Behaviour(body=body({"output_ids": [1], "meta_info": {}}), delay_s=2), "/generate: "),
+        (Behaviour(body=body({"output_ids": [1], "meta_info": {}}), delay_s=20), "/generate: "),
     ],
 )
 def test_no_answer_is_one_sentence(behaviour: Behaviour, sentence: str) -> None:

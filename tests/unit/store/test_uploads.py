@@ -56,7 +56,7 @@ def _writer(url: str, key: str, end: str) -> subprocess.Popen[str]:
 
 def _killed(url: str, key: str) -> None:
     with _writer(url, key, "kill") as writer:
-        assert writer.wait(20) == -9
+        assert writer.wait(120) == -9
 
 
 def _listed(endpoint: str, bucket: str = "bucket", prefix: str = "") -> list[Upload]:
@@ -98,7 +98,7 @@ def test_an_upload_that_goes_on_is_not_touched(seaweed: str) -> None:
     store = Store.open(url)
     with _writer(url, "data/big", "go on") as writer:
         assert store.sweep(older_than_s=60) == []
-        writer.communicate("\n", timeout=20)
+        writer.communicate("\n", timeout=120)
         assert writer.returncode == 0
     info = store.head("data/big")
     assert info is not None
