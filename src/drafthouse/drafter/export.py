@@ -108,7 +108,8 @@ def load_drafter(
         device: where to.
 
     Raises:
-        DrafterError: the folder is incomplete or damaged, or the drafter belongs to another target.
+        DrafterError: the folder is incomplete or damaged (also by weights that are no numbers), or the drafter belongs
+            to another target.
     """
     raw = read_config(directory)
     config = DrafterConfig.from_hf_dict(raw, where=str(directory / CONFIG))
@@ -130,6 +131,13 @@ def load_drafter(
     with torch.device("meta"):
         model = DFlashDrafter(config)
     weights = {name: t.to(dtype) for name, t in load_file(directory / WEIGHTS, device=str(device)).items()}
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:  # it would load and run, and no draft would ever be accepted
+        raise DrafterError(
+            f"weights that are no numbers (NaN or infinite) in {len(broken)} of {len(weights)} tensors: {broken[0]}",
+            where=str(directory / WEIGHTS),
+            fix="export an earlier checkpoint, or copy the file again",
+        )
     model.load_state_dict(weights, strict=True, assign=True)
     return model.eval()
 

@@ -186,6 +186,11 @@ def _cut(path: Path) -> None:
             _tensors(lambda t: t.update({"fc.weight": t["fc.weight"][:, :16].contiguous()})),
             r"fc.weight has shape \[16, 16\], the config says \[16, 32\]",
         ),
+        (
+            _tensors(lambda t: t["norm.weight"][:1].fill_(float("nan"))),
+            r"no numbers .* in 1 of \d+ tensors: norm.weight",
+        ),
+        (_tensors(lambda t: t["fc.weight"][:1].fill_(float("-inf"))), r"no numbers .* in 1 of \d+ tensors: fc.weight"),
     ],
 )
 def test_damaged_drafters_are_refused(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
