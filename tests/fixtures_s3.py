@@ -8,15 +8,15 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "drafthouse-test", "drafthouse-test-secret"
@@ -75,15 +75,10 @@ def s3_url(endpoint: str) -> str:
     return f"s3://tests/{secrets.token_hex(6)}?endpoint={endpoint}&region=us-east-1"
 
 
-def _await_answer(endpoint: str, server: subprocess.Popen[bytes], log: Path, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            urllib.request.urlopen(endpoint, timeout=1).close()
-        except urllib.error.HTTPError:
-            return  # 403: it is up and wants a signature
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise RuntimeError(f"SeaweedFS did not come up: {log.read_text()[-2000:]}")
+def _await_answer(endpoint: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    def answers() -> bool:
+        with suppress(urllib.error.HTTPError):  # 403: it is up and wants a signature
+            urllib.request.urlopen(endpoint, timeout=5).close()
+        return True
+
+    until(answers, "SeaweedFS", unless=lambda: server.poll() is not None and f"it has ended: {log.read_text()[-2000:]}")

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from drafthouse.fleet.inventory import Node
 from tests.containers.debian import bootstrap, why_not
+from tests.patience import until
 
 PACKAGES = (
     "systemd,systemd-sysv,dbus,python3,ca-certificates,iproute2,iptables,procps,"
@@ -103,10 +103,8 @@ def work_image(machines: tuple[Machine, Machine]) -> Iterator[str]:
 
 def _machine(name: str, key: Path) -> Machine:
     machine = Machine(name, Node(name, "unknown"), key.with_name(f"{name}.known_hosts"))
-    end = time.monotonic() + 90
-    while "up" not in machine.run("sh", "-c", "systemctl -q is-active ssh docker && echo up", check=False):
-        assert time.monotonic() < end, machine.run("systemctl", "--failed", check=False)
-        time.sleep(0.3)
+    active = ("sh", "-c", "systemctl -q is-active ssh docker && echo up || systemctl --failed")
+    until(lambda: "up" in machine.run(*active).split(), f"sshd and the engine of {name}", 300, every=0.3)
     # Each its own key: the package made one when the image was made. sshd reads it when it starts.
     machine.run("sh", "-c", "rm /etc/ssh/ssh_host_* && ssh-keygen -q -A && mkdir -p -m 700 /root/.ssh")
     machine.run("systemctl", "restart", "ssh")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from drafthouse.fleet.runtime.docker import Docker
 from drafthouse.fleet.runtime.process import Process
 from drafthouse.fleet.runtime.protocol import FENCED, Launch, Runtime, UnitStatus
 from tests.containers.fleet_nodes import Machine, machines, work_image
+from tests.patience import until
 
 __all__ = ["machines", "work_image"]
 pytestmark = pytest.mark.containers
@@ -58,15 +58,8 @@ def launch(request: pytest.FixtureRequest, node: NodeConnection, work_image: str
     DOCKER.remove(node, made.unit)
 
 
-def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "did not come about"
-        time.sleep(0.1)
-
-
 def ended(runtime: Runtime, node: NodeConnection, unit: str) -> UnitStatus:
-    until(lambda: runtime.status(node, unit).state == "exited")
+    until(lambda: runtime.status(node, unit).state == "exited", f"the end of {unit}", every=0.1)
     return runtime.status(node, unit)
 
 
@@ -82,21 +75,29 @@ def test_systemd_looks_after_the_supervisor(node: NodeConnection, machine: Machi
     script = "env -i /usr/bin/setsid sh -c 'sleep 777 & exec sleep 777' & exec sleep 777"
     launch = Launch(job="unit", epoch=1, argv=("sh", "-c", script), venv=None, retries=3, grace_s=5.0)
     PROCESS.start(node, launch)
-    until(lambda: len(processes(machine, "sleep 777")) == 3)
+
+    def complete() -> dict[int, str]:
+        """The three, once each of them is what it becomes."""
+        now = processes(machine, "sleep 777")
+        return now if list(now.values()) == ["sleep 777"] * 3 else {}
+
+    first = until(complete, "the three processes")
     assert machine.run("systemctl", "is-active", launch.unit) == "active\n"
-    first = processes(machine, "sleep 777")
     supervisor = machine.run("systemctl", "show", "--property=MainPID", "--value", launch.unit).strip()
     machine.run("kill", "-9", supervisor)
 
     def anew() -> bool:
-        now = processes(machine, "sleep 777")
-        return len(now) == 3 and not now.keys() & first.keys()
+        now = complete()
+        return bool(now) and not now.keys() & first.keys()
 
-    until(anew)
-    assert (PROCESS.status(node, launch.unit).state, PROCESS.status(node, launch.unit).restarts) == ("running", 1)
-    assert PROCESS.stop(node, launch.unit, 5.0).how == "term"
+    until(anew, "three others")
+    until(lambda: PROCESS.status(node, launch.unit).state == "running", "word of it")
+    assert PROCESS.status(node, launch.unit).restarts == 1
+    assert PROCESS.stop(node, launch.unit, 60.0).how == "term"
     assert processes(machine, "sleep 777") == {}
-    assert machine.run("systemctl", "is-active", launch.unit, check=False) == "inactive\n"
+    # The supervisor's last word is told before systemd has seen its end.
+    inactive = ("systemctl", "is-active", launch.unit)
+    until(lambda: machine.run(*inactive, check=False) == "inactive\n", "systemd's word of the end")
     assert PROCESS.status(node, launch.unit).exit == 143
     PROCESS.start(node, launch)
     machine.run("systemctl", "stop", launch.unit)  # as when the node shuts down
@@ -116,7 +117,7 @@ def test_images_are_carried_between_engines_and_pulled_by_digest(
 
     machines[1].put("/etc/docker/registry/config.yml", REGISTRY)
     machines[1].run("systemctl", "restart", "docker-registry")
-    until(lambda: machines[1].run("ss", "-Hltn", "sport = :5000"))
+    until(lambda: machines[1].run("ss", "-Hltn", "sport = :5000"), "the registry's port")
     name = "127.0.0.1:5000/work"
     machines[1].run("docker", "tag", work_image, name)
     machines[1].run("docker", "push", "--quiet", name)
@@ -151,7 +152,7 @@ def test_a_container_is_given_what_its_job_says(node: NodeConnection, machine: M
     DOCKER.start(node, given)
     home = f"/srv/drafthouse/jobs/{launch.job}"
     wanted = ["entered: sh", home, "x: 1", "weights", "1234", "1", "read-only"]
-    until(lambda: list(DOCKER.logs(node, launch.unit)) == wanted)
+    until(lambda: list(DOCKER.logs(node, launch.unit)) == wanted, "all that it says")
     assert list(DOCKER.logs(node, launch.unit, lines=1)) == ["read-only"]
     found = DOCKER.status(node, launch.unit)
     assert (found.state, found.exit, found.runtime, found.image) == ("running", None, "docker", launch.image)
@@ -179,14 +180,15 @@ def test_a_container_is_given_what_its_job_says(node: NodeConnection, machine: M
 def test_how_containers_end(node: NodeConnection, machine: Machine, launch: Launch) -> None:
     polite = replace(launch, argv=("sh", "-c", "trap 'echo bye; exit 7' TERM; sleep 778 & wait"))
     DOCKER.start(node, polite)
-    until(lambda: processes(machine, "sleep 778"))
-    assert DOCKER.stop(node, launch.unit, 20.0).how == "term"
+    # Not the shell that will start it: this one may not know yet what to do at SIGTERM.
+    until(lambda: "sleep 778" in processes(machine, "sleep 778").values(), "the shell's child")
+    assert DOCKER.stop(node, launch.unit, 60.0).how == "term"
     assert DOCKER.status(node, launch.unit).exit == 7
     assert list(DOCKER.logs(node, launch.unit))[-1] == "bye"
     assert processes(machine, "sleep 778") == {}
 
     DOCKER.start(node, replace(launch, argv=("sh", "-c", "exit 3"), restart="on-failure", retries=1))
-    until(lambda: DOCKER.status(node, launch.unit).restarts == 1)
+    until(lambda: DOCKER.status(node, launch.unit).restarts == 1, "the second try")
     assert ended(DOCKER, node, launch.unit).exit == 3
 
     for restart in ("on-failure", "always"):
@@ -196,7 +198,7 @@ def test_how_containers_end(node: NodeConnection, machine: Machine, launch: Laun
         assert DOCKER.status(node, launch.unit).restarts == 0, "it lives elsewhere now"
 
     DOCKER.start(node, replace(launch, argv=("true",), restart="always"))
-    until(lambda: DOCKER.status(node, launch.unit).restarts >= 1)
+    until(lambda: DOCKER.status(node, launch.unit).restarts >= 1, "the next life")
     assert DOCKER.stop(node, launch.unit, 5.0).unit == launch.unit
     assert DOCKER.status(node, launch.unit).state == "exited"
 

@@ -19,6 +19,7 @@ from drafthouse.fleet.inventory import Inventory
 from tests.docs.parsers import help_kept
 from tests.doubles.nodes import Fleet, missing
 from tests.fleet.operator import ROOT, Operator, heal
+from tests.patience import until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"nodes need {missing()}")
 COUNT = """
@@ -70,8 +71,8 @@ def _count(operator: Operator, word: str) -> None:
         node="node1",
         command=[sys.executable, "-c", COUNT, word],
         secrets=[],
-        stop_grace_s=5,
-        gate={"timeout_s": 20, "poll_s": 0.1, "runs_s": 0.5},
+        stop_grace_s=30,
+        gate={"timeout_s": 60, "poll_s": 0.1, "runs_s": 0.5},
     )
 
 
@@ -97,7 +98,7 @@ def test_one_life_of_a_job(operator: Operator, fab: Fab) -> None:
     assert "count (command) on node1: done" in fab("deploy", "--job", "count", "--node", "node1")
     assert "count" in fab("status")
     assert json.loads(fab("status", "--node", "node1", "--json"))["jobs"]["count"]
-    assert "one " in fab("logs", "--job", "count", "--lines", "3")
+    until(lambda: "one " in fab("logs", "--job", "count", "--lines", "3"), "its lines")
     assert Path(fab("exec", "--job", "count", "--command", "pwd").strip()).is_absolute()
     assert "node2" in fab("migrate", "--from", "node1", "--to", "node2", "--dry-run")
     fab("recover", "--from", "node1", "--to", "node2", code=2)  # it answers
@@ -107,7 +108,7 @@ def test_one_life_of_a_job(operator: Operator, fab: Fab) -> None:
     assert "one " not in fab("logs", "--job", "count")
     assert "record life 3" in fab("rollback", "--job", "count", "--dry-run")
     assert "done" in fab("rollback", "--job", "count")
-    assert "one " in fab("logs", "--job", "count")
+    until(lambda: "one " in fab("logs", "--job", "count"), "its lines")
     assert "done" in fab("stop", "--job", "count")
     assert "one " in fab("logs", "--job", "count", "--follow")
     said = fab("audit", "--newest", "20")
@@ -117,7 +118,10 @@ def test_one_life_of_a_job(operator: Operator, fab: Fab) -> None:
     assert "nobody held its lock" in fab("unlock", "--job", "count", "--reason", "the laptop died during a deploy")
 
 
-def test_the_operator_is_the_one_who_is_named(fab: Fab) -> None:
+def test_the_operator_is_the_one_who_is_named(operator: Operator, fab: Fab) -> None:
+    _count(operator, "one")
+    fab("deploy", "--job", "count")
+    fab("stop", "--job", "count")
     who = {entry["who"] for entry in json.loads(fab("audit", "--json"))}
     assert len(who) == 1
     assert os.uname().nodename in who.pop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from drafthouse.serve.launch import launch_line
 from drafthouse.serve.load import load_profile
 from drafthouse.serve.profile import Profile
 from tests.command_line import drafthouse
+from tests.patience import until
 from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
@@ -163,16 +163,15 @@ def served(overrides: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory)
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with direct.open(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    pytest.fail(f"the engine did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
+
+    def answers() -> bool:
+        with direct.open(url, timeout=5):
+            return True
+
+    try:
+        until(answers, "the engine", START_S, every=1, unless=lambda: process.poll() is not None and "it has ended")
+    except AssertionError as error:
+        pytest.fail(f"{error}\n{log.read_text(encoding='utf-8', errors='replace')[-4000:]}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

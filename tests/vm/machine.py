@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.patience import until
 from tests.ports import free_port
 
 CARDS = 4
@@ -179,12 +180,13 @@ class Machine:
         self._answers(300)
 
     def _answers(self, limit_s: float) -> None:
-        end = time.monotonic() + limit_s
-        while self.ssh("true", check=False, limit_s=15).returncode:
-            self._lives()
-            if time.monotonic() > end:
-                raise MachineError(f"no ssh login within {limit_s:g} s: {self.console()}")
-            time.sleep(0.3)
+        def login() -> bool:
+            return self.ssh("true", check=False, limit_s=15).returncode == 0
+
+        try:
+            until(login, "an ssh login", limit_s, every=0.3, unless=self._lives)
+        except AssertionError as error:
+            raise MachineError(f"{error}: {self.console()}") from error
 
     def _lives(self) -> None:
         status = None if self.process is None else self.process.poll()

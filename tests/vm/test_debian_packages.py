@@ -77,14 +77,18 @@ class TestPins:
 
 
 class TestExactMatch:
-    """In the order of an installation: each test goes on where the one before it ended."""
+    """After an installation. Whichever of them runs first makes it."""
 
-    def test_packages_named_with_their_version_are_installed_and_fit(self, tree: TreeWorld, version: str) -> None:
+    @pytest.fixture(scope="class")
+    def installed(self, tree: TreeWorld, version: str) -> TreeWorld:
         tree.write(apt.PREFERENCES, apt.preferences(version))
         chosen, refusals = apt.exact_versions(PACKAGES, apt.available(tree, PACKAGES), version, "apt-cache madison")
         assert not refusals
         apt.apt_install(Step("apt-install", "libraries", "test", {"packages": chosen}), tree)
+        return tree
 
+    def test_packages_named_with_their_version_are_installed_and_fit(self, installed: TreeWorld, version: str) -> None:
+        tree = installed
         there = apt.driver_packages(tree)
         assert set(PACKAGES) <= set(there)
         assert not apt.astray(PACKAGES, there, version)
@@ -92,14 +96,16 @@ class TestExactMatch:
         assert not mismatches(state, version)
         assert mismatches(state, OTHER_VERSION)
 
-    def test_held_packages_do_not_move(self, tree: TreeWorld) -> None:
+    def test_held_packages_do_not_move(self, installed: TreeWorld) -> None:
+        tree = installed
         apt.apt_hold(Step("apt-hold", "libraries", "test", {"packages": list(PACKAGES)}), tree)
         assert set(PACKAGES) <= set(apt.held(tree))
         removal = tree.run(["apt-get", "purge", "--simulate", "-y", "libcuda1"])
         assert not removal.ok
         assert "held packages" in removal.err.lower() + removal.out.lower()
 
-    def test_a_library_of_a_second_version_is_seen_beside_the_first(self, tree: TreeWorld, version: str) -> None:
+    def test_a_library_of_a_second_version_is_seen_beside_the_first(self, installed: TreeWorld, version: str) -> None:
+        tree = installed
         first = gather_state(tree, UserspaceDesired(version=version, source="apt", probe=False), version)
         real = next(end for end in first.resolved.values() if end.endswith(f"libcuda.so.{version}"))
         second = f"{LIBRARIES}/libcuda.so.{OTHER_VERSION}"

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.doubles.machine.nvidia import DRIVER, runfile
+from tests.patience import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENTER = Path(__file__).with_name("enter")
@@ -130,7 +130,7 @@ def up(folder: Path, host: str, owner: int | None = None, seconds: float = 900.0
         seconds: it goes down by itself after this long.
 
     Raises:
-        MachineError: it did not come up within 30 s, with what its process 1 said.
+        MachineError: it did not come up, with what its process 1 said.
     """
     for place in ("root", f"root/{CONTAINER_ROOT}"):
         # The chroot connection looks for a shell from outside, where only the bare mount points are seen.
@@ -158,14 +158,13 @@ def up(folder: Path, host: str, owner: int | None = None, seconds: float = 900.0
             )
     finally:
         os.close(belongs_to)
-    end = time.monotonic() + 30
-    while not (folder / "pid").exists():
-        if process.poll() is not None or time.monotonic() > end:
-            process.kill()
-            said = (folder / "console").read_text(encoding="utf-8")[-2000:]
-            shutil.rmtree(folder, ignore_errors=True)
-            raise MachineError(f"machine {host} did not come up: {said}")
-        time.sleep(0.02)
+    try:
+        until((folder / "pid").exists, "its number", unless=lambda: process.poll() is not None and "it has ended")
+    except AssertionError as error:
+        process.kill()
+        said = (folder / "console").read_text(encoding="utf-8")[-2000:]
+        shutil.rmtree(folder, ignore_errors=True)
+        raise MachineError(f"machine {host} did not come up: {error}: {said}") from error
     return Machine(folder)
 
 

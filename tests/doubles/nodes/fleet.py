@@ -108,7 +108,7 @@ class Fleet:
         """End all nodes; returns when they and their network are gone."""
         self._answers.close()
         self._control.close()
-        self._keeper.wait(timeout=30)
+        self._keeper.wait(timeout=240)
         link = Path("/sys/class/net") / self._link
         until(lambda: not link.exists(), f"the end of {self._link}")  # the kernel does it in the background
 
