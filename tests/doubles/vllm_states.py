@@ -28,6 +28,7 @@ class Behaviour:
     Attributes:
         layer_ids: counted from 1, as its command line has them.
         write_s: seconds between the answer and the whole file.
+        held: no file is written before it is set.
         broken: "no-path" (no connector is configured), "elsewhere" (another folder), "zeros" (vllm#46301), "loading",
             "tokens" (of another request), "torn" (no safetensors).
     """
@@ -36,6 +37,7 @@ class Behaviour:
     storage: Path
     layer_ids: Sequence[int]
     write_s: float = 0.0
+    held: threading.Event | None = None
     broken: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: int = 0
@@ -65,6 +67,8 @@ class Handler(JsonHandler):
 
         def write() -> None:
             time.sleep(behaviour.write_s)
+            if behaviour.held is not None:
+                behaviour.held.wait()
             if behaviour.broken == "torn":
                 path.write_bytes(b"not a file of tensors")
             else:

@@ -76,16 +76,18 @@ class TestPins:
         assert all(f"it has {version}-" in refusal.what for refusal in refusals)
 
 
+@pytest.fixture(scope="module")
+def installed(tree: TreeWorld, version: str) -> TreeWorld:
+    """The tree with the packages of exactly this version."""
+    tree.write(apt.PREFERENCES, apt.preferences(version))
+    chosen, refusals = apt.exact_versions(PACKAGES, apt.available(tree, PACKAGES), version, "apt-cache madison")
+    assert not refusals
+    apt.apt_install(Step("apt-install", "libraries", "test", {"packages": chosen}), tree)
+    return tree
+
+
 class TestExactMatch:
     """After an installation. Whichever of them runs first makes it."""
-
-    @pytest.fixture(scope="class")
-    def installed(self, tree: TreeWorld, version: str) -> TreeWorld:
-        tree.write(apt.PREFERENCES, apt.preferences(version))
-        chosen, refusals = apt.exact_versions(PACKAGES, apt.available(tree, PACKAGES), version, "apt-cache madison")
-        assert not refusals
-        apt.apt_install(Step("apt-install", "libraries", "test", {"packages": chosen}), tree)
-        return tree
 
     def test_packages_named_with_their_version_are_installed_and_fit(self, installed: TreeWorld, version: str) -> None:
         tree = installed

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +24,7 @@ from drafthouse.store import Fence, Store
 from drafthouse.target import Target
 from tests.command_line import drafthouse, files_of
 from tests.loop_run import RUN_FILE, Walked
+from tests.patience import until
 
 Enter = Callable[[str, int], Path]
 
@@ -124,15 +124,14 @@ def test_a_life_that_is_over_is_not_started_again_below_torchrun(store: Store, e
 
     def ask(verb: str, *words: str, request: str = "") -> dict[str, Any]:
         argv = [sys.executable, supervisor.__file__, verb, str(root), launch.unit, *words]
-        done = subprocess.run(argv, input=request, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(argv, input=request, capture_output=True, text=True, timeout=240, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     ask("start", request=json.dumps(asdict(launch)))
-    end = time.monotonic() + 240
     try:
-        while (found := ask("status"))["state"] != "exited" and time.monotonic() < end:
-            time.sleep(0.5)
+        until(lambda: ask("status")["state"] == "exited", "the unit's end", seconds=240, every=0.5)
+        found = ask("status")
     finally:
         ask("stop", "0")
     log = (root / "units" / launch.unit / "log").read_text(encoding="utf-8")

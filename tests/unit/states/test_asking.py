@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from drafthouse.states.settings import EngineSettings
 from drafthouse.states.vllm import VllmTaps
 from drafthouse.target import Target
 from tests.doubles.vllm_states import Behaviour, vllm_server
+from tests.patience import until
 
 LAYERS, FROM_ONE = (0, 2), (1, 3, 4)
 IDS, LENGTHS = torch.randint(4, 900, (3, 12), generator=torch.Generator().manual_seed(1)), torch.tensor([12, 5, 9])
@@ -44,13 +44,6 @@ target = SimpleNamespace(identity="x", num_layers=int(layers), hidden_size=int(h
 taps = VllmTaps(target, EngineSettings(kind="vllm", url=url, storage=Path(storage)), (0, 2))
 taps.capture(torch.randint(4, 900, (3, 12)), torch.tensor([12, 5, 9]), (0, 2))
 """
-
-
-def soon(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def names(folder: Path) -> set[str]:
@@ -130,16 +123,17 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
 def test_a_worker_that_is_killed_while_a_server_works_for_it(
     embedded: Target, described: Target, tmp_path: Path
 ) -> None:
-    behaviour = Behaviour(embedded, tmp_path / "shared", FROM_ONE, write_s=2.0)
+    held = threading.Event()
+    behaviour = Behaviour(embedded, tmp_path / "shared", FROM_ONE, held=held)
     behaviour.storage.mkdir()
     with vllm_server(behaviour) as url:
         words = [url, str(behaviour.storage), str(embedded.num_layers), str(embedded.hidden_size)]
         worker = subprocess.Popen([sys.executable, "-c", CAPTURES, *words])
-        soon(lambda: behaviour.requests == 3)
+        until(lambda: behaviour.requests == 3, "its requests")
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        soon(lambda: len(list(behaviour.storage.glob("*.safetensors"))) == 3)
-        behaviour.write_s = 0.0
+        held.set()
+        until(lambda: len(list(behaviour.storage.glob("*.safetensors"))) == 3, "the files")
         settings = EngineSettings.model_validate({"kind": "vllm", "url": url, "storage": behaviour.storage})
         VllmTaps(described, settings, LAYERS).capture(IDS, LENGTHS, LAYERS)
     assert names(behaviour.storage) == set()

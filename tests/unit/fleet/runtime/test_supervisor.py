@@ -53,7 +53,7 @@ class Here:
             input=None if request is None else json.dumps(request),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 
