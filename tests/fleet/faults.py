@@ -38,6 +38,7 @@ from tests.fleet.operator import (
     SealedRun,
     overseers,
     serve_embedded,
+    standing_still,
 )
 from tests.patience import until
 
@@ -161,11 +162,12 @@ def training(operator: Operator, run: SealedRun, fault: str, undisturbed: dict[i
         files={"run/run.yml": operator.bring(run.file)},
         store=run.store,
     )
-    operator.fab("deploy", "--job", "train")
-    until(lambda: _stored(store, 1), "a checkpoint in the store", seconds=300)
+    words = "drafter train"
+    with standing_still(operator.fleet[AT], words, lambda: _stored(store, 1), "a checkpoint in the store"):
+        operator.fab("deploy", "--job", "train")
     reached = int((train_progress(store, "ours", 1) or {}).get("step", 0))
     began = time.monotonic()
-    answer = strike(operator, fault, "train", "drafter train")
+    answer = strike(operator, fault, "train", words)
     epoch = 1 if answer.startswith("nothing") else 2
     if epoch == 1:
         until(lambda: _resumed(store, epoch), "a step of the next life", seconds=300)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import yaml
 from tests.command_line import drafthouse
 from tests.doubles.nodes import Fleet, Node
 from tests.fixtures_s3 import ACCESS_KEY, SECRET_KEY
+from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
 SECRETS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
@@ -180,6 +185,32 @@ def _parent(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None  # it has ended
+
+
+@contextmanager
+def standing_still(node: Node, words: str, when: Callable[[], object], what: str) -> Iterator[None]:
+    """As soon as `when` is true, the processes of a node whose command line holds `words` stand still until the block
+    ends: `fab` needs seconds for a command, and a job must not be through before anything happens to it."""
+    stopped: list[int] = []
+
+    def stop() -> None:
+        until(when, what, seconds=300, every=0.1)
+        for pid, line in node.pids().items():
+            if words in line and "supervisor-" not in line:
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield
+        thread.join()
+        assert stopped, f"nothing on {node.name} is called {words}"
+    finally:
+        thread.join()
+        for pid in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def heal(fleet: Fleet) -> None:

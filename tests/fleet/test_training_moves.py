@@ -11,7 +11,7 @@ from drafthouse.store import Store
 from tests.command_line import drafthouse
 from tests.fixtures_s3 import s3_url
 from tests.fleet.faults import losses, undisturbed
-from tests.fleet.operator import STEPS, Operator, SealedRun, sealed_run
+from tests.fleet.operator import STEPS, Operator, SealedRun, sealed_run, standing_still
 from tests.patience import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.s3, pytest.mark.slow]
@@ -38,12 +38,16 @@ def test_a_training_that_is_cut_off_and_recovered_ends_with_the_same_losses(
         store=run.store,
     )
     store = Store.open(run.store)
-    deployed = operator.fab("deploy", "--job", "train")
-    assert "step" in deployed["evidence"]
-
-    # The node goes on and cannot be reached: a zombie, which is fenced off before anybody else begins.
     zombie = operator.fleet["node1"]
-    zombie.cut()
+
+    def steps() -> float:
+        return (train_progress(store, "ours", 1) or {}).get("step", 0)
+
+    with standing_still(zombie, "drafter train", steps, "a step"):
+        deployed = operator.fab("deploy", "--job", "train")
+        assert "step" in deployed["evidence"]
+        zombie.cut()
+    # The node goes on and cannot be reached: a zombie, which is fenced off before anybody else begins.
     recovered = operator.fab("recover", "--from", "node1", "--to", "node2")[0]
     assert recovered["outcome"] == "done", recovered
     before, after = train_progress(store, "ours", 1), train_progress(store, "ours", 2)

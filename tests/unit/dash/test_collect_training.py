@@ -23,6 +23,7 @@ from drafthouse.loop import checkpoints
 from drafthouse.loop.checkpoints import Copies
 from drafthouse.store import Store
 from drafthouse.store.keys import numbered
+from tests.patience import until
 
 
 def row(step: int, loss: float | None = None) -> dict[str, Any]:
@@ -64,14 +65,16 @@ def look(one: TrainingSource | FolderSource) -> TrainingView | None:
     return view
 
 
-def seen(one: TrainingSource, condition: Callable[[TrainingView], bool], seconds: float = 20) -> TrainingView:
-    end = time.monotonic() + seconds
-    while True:
+def seen(one: TrainingSource, condition: Callable[[TrainingView], bool]) -> TrainingView:
+    """The first view that fulfils it."""
+
+    def asked() -> TrainingView:
         view = look(one)
-        if view is not None and condition(view):
-            return view
-        assert time.monotonic() < end, f"it was not seen: {view}"
-        time.sleep(0.02)
+        assert view is not None
+        assert condition(view), view
+        return view
+
+    return until(asked, "a view of it")
 
 
 def test_a_training_as_its_copies_tell_it(store: Store, tmp_path: Path) -> None:
@@ -142,10 +145,7 @@ def test_a_training_that_is_alive_says_so_although_no_step_ends(
         assert path is not None
         seen(source(store), lambda view: True)
         first = path.stat().st_mtime_ns
-        end = time.monotonic() + 10
-        while path.stat().st_mtime_ns == first:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: path.stat().st_mtime_ns != first, "another word")
 
 
 def test_silence_is_told() -> None:
