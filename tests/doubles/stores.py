@@ -44,9 +44,9 @@ class ClockStore(Store):
         self._request("server_time")
         return self.clock.now
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int | None = None) -> bytes:
         self._request(f"get {key}")
-        return super().get(key)
+        return super().get(key, most=most)
 
     def put(self, key: str, data: bytes) -> None:
         self._request(f"put {key}")

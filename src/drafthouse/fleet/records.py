@@ -11,19 +11,22 @@ node is gone.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
 from drafthouse.errors import FleetError, StoreError
 from drafthouse.fleet.runtime.protocol import unit_name
-from drafthouse.store import Store
-from drafthouse.store.body import from_body, to_body
+from drafthouse.store import DamagedObjectError, Store
+from drafthouse.store.body import LARGEST, from_body, to_body
 from drafthouse.store.keys import numbered
 
 Outcome = Literal["retired", "stopped", "failed", "lost", "finished"]
@@ -194,9 +197,9 @@ class Records:
     def _state(self, key: tuple[str, int], found: dict[str, dict[tuple[str, int], datetime]]) -> LifeState:
         job, epoch = key
         begun = found["lives"][key]
-        life = self._life(_key("lives", job, epoch))
-        live = self._body(_key("live", job, epoch)) if key in found["live"] else {}
-        end = self._body(_key("ends", job, epoch)) if key in found["ends"] else {}
+        life = self._life(key)
+        live = self._said(_key("live", job, epoch), "evidence") if key in found["live"] else {}
+        end = self._said(_key("ends", job, epoch), "outcome", "reason") if key in found["ends"] else {}
         return LifeState(
             life=life,
             begun=begun,
@@ -207,23 +210,50 @@ class Records:
             ended=found["ends"].get(key),
         )
 
-    def _life(self, key: str) -> Life:
+    def _life(self, place: tuple[str, int]) -> Life:
+        key = _key("lives", *place)
         body = self._body(key)
         body.pop("token", None)
-        try:
-            return Life(**body)
-        except TypeError:
-            raise StoreError(
-                "this is not the record of a life", where=f"{self.objects.url}/{key}", fix="see who else writes there"
-            ) from None
+        life: Life | None = None
+        with suppress(TypeError):  # other fields than a life's
+            life = Life(**body)
+        if life is None or not _is_life(life) or (life.job, life.epoch) != place:
+            raise self._odd(key, "of a life")
+        return life
+
+    def _said(self, key: str, *names: str) -> dict[str, Any]:
+        """A record of what became of a life, whose fields are texts."""
+        body = self._body(key)
+        outcome = body.get("outcome")
+        if not all(isinstance(body.get(name), str) for name in names) or outcome not in {None, *get_args(Outcome)}:
+            raise self._odd(key, "of what became of a life")
+        return body
+
+    def _odd(self, key: str, what: str) -> DamagedObjectError:
+        where = f"{self.objects.url}/{key}"
+        return DamagedObjectError(f"this is not the record {what}", where=where, fix="see who else writes there")
 
     def _body(self, key: str) -> dict[str, Any]:
         where = f"{self.objects.url}/{key}"
         try:
-            return from_body(self.objects.get(key), where)
+            return from_body(self.objects.get(key, most=LARGEST), where)
         except StoreError:
             time.sleep(_AGAIN_S)
-            return from_body(self.objects.get(key), where)
+            return from_body(self.objects.get(key, most=LARGEST), where)
+
+
+def _is_life(life: Life) -> bool:
+    """Whether its fields are of the types that `begin` writes: JSON keeps no promise about them."""
+    texts = (life.job, life.node, life.kind, life.runtime, life.digest, life.action, life.who)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(life.image, str | None)
+        and type(life.epoch) is int
+        and type(life.replaces) in {int, NoneType}
+        and isinstance(life.spec, dict)
+        and type(life.grace_s) in {int, float}
+        and math.isfinite(life.grace_s)
+    )
 
 
 def current_of(lives: list[LifeState]) -> LifeState | None:

@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 from drafthouse.config import differences
 from drafthouse.errors import StatesError, StoreError
-from drafthouse.store.body import DamagedObjectError, from_body, to_body
+from drafthouse.store.body import LARGEST, LARGEST_COUNT, DamagedObjectError, from_body, to_body
 from drafthouse.store.keys import check_key, numbered, segment_of
 from drafthouse.store.objects import Store
 from drafthouse.store.translate import ObjectMissingError
@@ -276,17 +276,20 @@ class Board:
 
         Raises:
             ObjectMissingError: there is no such lease.
+            DamagedObjectError: what lies there is none.
         """
-        return str(self._body(f"lease/{shard}/{numbered(epoch)}").get("worker"))
+        [worker] = self._texts(f"lease/{shard}/{numbered(epoch)}", "worker")
+        return worker
 
     def failure(self, shard: str, epoch: int) -> tuple[str, str]:
         """(worker, reason) of a lease that `fail` ended.
 
         Raises:
             ObjectMissingError: nobody has said why.
+            DamagedObjectError: what lies there says nothing.
         """
-        body = self._body(f"failed/{shard}/{numbered(epoch)}")
-        return str(body.get("worker")), str(body.get("reason"))
+        worker, reason = self._texts(f"failed/{shard}/{numbered(epoch)}", "worker", "reason")
+        return worker, reason
 
     def presence(self, worker: str) -> dict[str, Any]:
         """What a worker last said of itself.
@@ -306,7 +309,7 @@ class Board:
             if shard in self._done:
                 return self._done[shard]
         try:
-            body = self.objects.get(f"done/{shard}")
+            body = self.objects.get(f"done/{shard}", most=LARGEST)
         except ObjectMissingError:
             return None
         where = f"{self.objects.url}/done/{shard}"
@@ -404,7 +407,19 @@ class Board:
                 yield Tenure(shard, epoch, begun, max(begun, beat.last_modified), beat.size == 0)
 
     def _body(self, key: str) -> dict[str, Any]:
-        return from_body(self.objects.get(key), f"{self.objects.url}/{key}")
+        return from_body(self.objects.get(key, most=LARGEST), f"{self.objects.url}/{key}")
+
+    def _texts(self, key: str, *names: str) -> tuple[str, ...]:
+        """These fields of an object, all of them text."""
+        body = self._body(key)
+        texts = tuple(text for name in names if isinstance(text := body.get(name), str))
+        if len(texts) < len(names):
+            raise DamagedObjectError(
+                f"this object does not say {' and '.join(names)}",
+                where=f"{self.objects.url}/{key}",
+                fix="see who else writes there",
+            )
+        return texts
 
     def _named(self, shard: str, state: ShardState) -> ShardState:
         if state.status == "free":
@@ -429,7 +444,7 @@ def _is_marker(marker: Done) -> bool:
     counts = (marker.size, marker.tokens, marker.epoch)
     return (
         all(isinstance(text, str) for text in texts)
-        and all(type(count) is int and count >= 0 for count in counts)
+        and all(type(count) is int and 0 <= count <= LARGEST_COUNT for count in counts)
         and isinstance(marker.extra, dict)
     )
 

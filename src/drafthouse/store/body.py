@@ -8,6 +8,11 @@ from typing import Any
 
 from drafthouse.errors import StoreError
 
+LARGEST = 4 << 20
+"""Bytes of such an object; ours have a few hundred, the largest (a shard's marker with its counts) some thousand."""
+LARGEST_COUNT = 2**63 - 1
+"""A size or a number of tokens beyond this was never counted."""
+
 
 class DamagedObjectError(StoreError):
     """An object is there and does not hold what was written: cut short, overwritten by somebody else."""

@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import obstore
 from obstore import exceptions
 
 from drafthouse.errors import StoreError
 from drafthouse.store.backend import Backend, parse
+from drafthouse.store.body import DamagedObjectError
 from drafthouse.store.files import write_at
 from drafthouse.store.keys import check_key, check_prefix
 from drafthouse.store.translate import ObjectMissingError, explain, is_transient
@@ -65,7 +66,7 @@ class Store:
         self._prefix = prefix
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str) -> Self:
         """Open ``file:///abs``, ``file:relative``, a plain path, ``memory://name`` or
         ``s3://bucket/prefix?endpoint=http://host:port&region=name``. Nothing is created or contacted.
 
@@ -86,18 +87,29 @@ class Store:
         """The store under `prefix`, on the same connections."""
         return type(self)(self._backend, self._full(check_key(prefix)))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int | None = None) -> bytes:
         """The bytes of an object.
+
+        Args:
+            most: a larger one (bytes) is not fetched: it cannot be what was written there.
 
         Raises:
             ObjectMissingError: there is none.
+            DamagedObjectError: it is larger than `most`.
         """
         full = self._key(key)
         with self._explained(key):
             client = self._backend.reader()
             if client is None:
                 raise FileNotFoundError
-            return bytes(obstore.get(client, full).bytes())
+            found = obstore.get(client, full)
+            if most is not None and found.meta["size"] > most:
+                raise DamagedObjectError(
+                    f"this object of {found.meta['size']:,} bytes is not what was written there",
+                    where=self._where(key),
+                    fix="see who else writes there",
+                )
+            return bytes(found.bytes())
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, over whatever was there."""

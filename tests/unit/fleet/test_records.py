@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -131,15 +133,39 @@ def test_a_bad_answer_is_asked_for_once_more(records: Records, monkeypatch: pyte
         records.begin(life(job=job))
     get, bad = records.objects.get, {"lives/one/000001": b"<html>", "lives/two/000001": StoreError("timed out")}
 
-    def flaky(key: str) -> bytes:
+    def flaky(key: str, *, most: int | None = None) -> bytes:
         answer = bad.pop(key, None)
         if isinstance(answer, StoreError):
             raise answer
-        return get(key) if answer is None else answer
+        return get(key, most=most) if answer is None else answer
 
     monkeypatch.setattr(records.objects, "get", flaky)
     assert [state.life.job for state in records.lives()] == ["one", "two"]
     assert bad == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "odd"),
+    [
+        ("lives/bad/000001", {"grace_s": 1e400}),
+        ("lives/bad/000001", {"node": None}),
+        ("lives/bad/000001", {"job": "good"}),
+        ("lives/bad/000001", {"epoch": 2}),
+        ("live/bad/000001", {"evidence": ["a shard"]}),
+        ("ends/bad/000001", {"outcome": "forgotten"}),
+        ("ends/bad/000001", {"reason": 7}),
+    ],
+)
+def test_a_record_of_other_types_is_none(records: Records, key: str, odd: dict[str, Any]) -> None:
+    for job in ("bad", "good"):
+        records.begin(life(job=job))
+        records.mark_live(job, 1, "a shard")
+        records.end(job, 1, "lost", "the node is gone")
+    body = json.loads(records.objects.get(key))
+    records.objects.put(key, json.dumps(body | odd).encode())
+    found = records.read()
+    assert [state.life.job for state in found.lives] == ["good"]
+    assert f"{key}: this is not the record" in str(found.unreadable["bad", 1])
 
 
 def test_a_units_name_carries_job_and_epoch() -> None:

@@ -53,7 +53,7 @@ class ModelStore(Store):
     def child(self, prefix: str) -> ModelStore:
         return ModelStore.over(self.tape, self._full(prefix))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int | None = None) -> bytes:
         def ask() -> bytes | None:
             return self.tape.objects[self._key(key)][0] if self._key(key) in self.tape.objects else None
 
