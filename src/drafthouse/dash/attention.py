@@ -13,6 +13,8 @@ from drafthouse.dash.model import ExtractionView, Known, Snapshot, TrainingView
 
 Severity = Literal["bad", "warn"]
 View = Literal["fleet", "jobs", "extraction", "training", "serving", "stores"]
+NAMED = 3
+"""Damaged objects of one thing that are named, each for itself."""
 WORDS: dict[Severity, str] = {"bad": "problem", "warn": "watch"}
 
 
@@ -73,6 +75,7 @@ def _nodes(snapshot: Snapshot) -> Iterator[Concern]:
 
 def _jobs(snapshot: Snapshot) -> Iterator[Concern]:
     for job in snapshot.jobs:
+        yield from _damaged("jobs", job.name, job.name, job.damaged)
         if words.tone(job.status) != "bad":
             continue
         last = job.lives[0] if job.lives else None
@@ -90,7 +93,7 @@ def _extractions(snapshot: Snapshot) -> Iterator[Concern]:
         state = extraction_state(run)
         if state == "complete":
             continue
-        if state == "nobody works":
+        if state == "nobody works" and run.shards > run.done:
             what = f"nobody works on it, {run.shards - run.done:,} of {run.shards:,} shards are left"
             yield Concern("bad", "extraction", key, run.run, what)
         if run.stale:
@@ -145,9 +148,10 @@ def _source_error(view: View, key: str, subject: str, known: Known) -> Iterator[
 
 
 def _damaged(view: View, key: str, subject: str, damaged: tuple[str, ...]) -> Iterator[Concern]:
-    if damaged:
-        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
-        yield Concern("bad", view, key, subject, f"damaged: {damaged[0]}{more}")
+    for one in damaged[:NAMED]:
+        yield Concern("bad", view, key, subject, f"is damaged: {one}")
+    if len(damaged) > NAMED:
+        yield Concern("bad", view, key, subject, f"is damaged: {len(damaged) - NAMED:,} more objects")
 
 
 def _because(reason: str | None) -> str:
@@ -156,7 +160,7 @@ def _because(reason: str | None) -> str:
 
 def extraction_state(run: ExtractionView) -> str:
     """`complete`, `extracting`, `nobody works` (shards are left and no worker lives) or `not begun`."""
-    if run.complete or run.done >= run.shards > 0:
+    if run.complete:
         return "complete"
     if any(worker.alive for worker in run.workers):
         return "extracting"

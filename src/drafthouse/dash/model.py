@@ -7,16 +7,30 @@ could tell.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Part(BaseModel):
     """Base of everything in a snapshot; it survives a restart of the page as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Told(Part):
+    """Base of what holds numbers that others told: what is not finite can be neither drawn nor compared, so it is what
+    nobody could tell."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _finite(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        wild = {name: None for name, one in values.items() if isinstance(one, float) and not math.isfinite(one)}
+        return {**values, **wild} if wild else values
 
 
 class Known(Part):
@@ -28,7 +42,7 @@ class Known(Part):
     error: str | None = None
 
 
-class GpuView(Part):
+class GpuView(Told):
     """One GPU; `source` says who told: a probe over ssh, a worker's heartbeat, or this machine's own NVML."""
 
     index: int
@@ -45,12 +59,12 @@ class GpuView(Part):
     at: datetime | None = None
 
 
-class NodeView(Part):
-    """A node. "silent": it answered once and does not now, although it should; "unknown": it was never asked or never
-    answered, or all work on it has ended."""
+class NodeView(Told):
+    """A node. "silent": it answered once and does not now, although it should; "finished": only its workers told of it,
+    and their work is over; "unknown": it was never asked or never answered."""
 
     name: str
-    state: Literal["answers", "silent", "unknown"]
+    state: Literal["answers", "silent", "finished", "unknown"]
     last_seen: datetime | None
     error: str | None = None
     gpus: tuple[GpuView, ...] = ()
@@ -89,6 +103,7 @@ class JobView(Part):
     node: str | None
     since: datetime | None
     lives: tuple[LifeView, ...] = Field((), description="newest first")
+    damaged: tuple[str, ...] = Field((), description="records that cannot be read; of a life: status is unknown")
     locked_by: str | None = None
 
 
@@ -145,6 +160,7 @@ class ExtractionView(Part):
         names: the names of the shards in the grid's order, without those nobody has begun.
         tokens: in committed shards. rate: tokens/s over the last minutes by done-markers; eta_s from it.
         reclaims: leases beyond the first of a shard.
+        complete: all shards are done; where nobody says how many there are: all that were begun, and nobody lives.
         damaged: objects that do not hold what was written, each in a sentence, at most 200; nothing else is left out.
     """
 
@@ -214,7 +230,7 @@ class TrainingView(Part):
     damaged: tuple[str, ...] = ()
 
 
-class ServerView(Part):
+class ServerView(Told):
     """A served model by its engine's Prometheus endpoint (SGLang, vLLM). Latencies in seconds over the last minutes."""
 
     name: str

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from drafthouse.dash.attention import extraction_state
 from drafthouse.dash.model import Known, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -156,7 +155,7 @@ _EXTRACTION = (
     Metric("failures_total", "Leases that ended without a result.", lambda run: run.failures_total, "counter"),
     Metric("tokens_per_second", "Tokens a second over the last minutes, by finished shards.", lambda run: run.rate),
     Metric("eta_seconds", "Time until all shards are done at that pace.", lambda run: run.eta_s),
-    Metric("complete", "1 when all shards are done.", lambda run: extraction_state(run) == "complete"),
+    Metric("complete", "1 when all shards are done.", lambda run: run.complete),
     Metric("damaged_objects", "Objects that do not hold what was written.", lambda run: len(run.damaged)),
 )
 _WORKER = (

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from markupsafe import escape
 
+from drafthouse.dash.attention import concerns
+from drafthouse.dash.cli import summary
 from drafthouse.dash.collect.merge import FRESH_S, merged
 from drafthouse.dash.collector import Collector
-from drafthouse.dash.model import ExtractionView, GpuView, JobView, Known, NodeView, WorkerView
+from drafthouse.dash.model import ExtractionView, GpuView, JobView, Known, NodeView, Snapshot, WorkerView
 from drafthouse.dash.settings import DashSettings
+from drafthouse.dash.web import create_app
 from drafthouse.fleet.inventory import Inventory
 from drafthouse.fleet.records import Life, Records
 from drafthouse.store import Board, Lock, Store
@@ -176,6 +180,61 @@ def test_a_records_store_that_cannot_be_read_hides_neither_jobs_nor_nodes(
     assert (store.url, store.up) == ("s3://bucket/fleet", False)
 
 
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("lives/extract/000002", b"{cut"),
+        ("lives/extract/000002", b"[" * 100_000),
+        ("live/extract/000002", b'{"evidence": 3}'),
+        ("ends/extract/000001", b"{}"),
+    ],
+)
+def test_a_damaged_record_is_named_and_says_nothing_against_the_others(folder: Folder, key: str, body: bytes) -> None:
+    for epoch in (1, 2):
+        folder.records.begin(life("extract", epoch, node=f"n{epoch}"))
+        folder.records.mark_live("extract", epoch, "a shard")
+    folder.records.end("extract", 1, "retired", "moved")
+    folder.records.begin(life("other", 1, kind="train"))
+    folder.records.mark_live("other", 1, "a step")
+    whole = folder.records.objects.get(key)
+    folder.records.objects.put(key, body)
+    page = collector(folder)
+    snapshot = page.refresh_now()
+    assert snapshot.fleet.error is None
+    extract, other = snapshot.jobs
+    assert (other.name, other.status, other.damaged) == ("other", "live", ())
+    assert (extract.status, extract.epoch, extract.kind) == ("unknown", None, "extract")
+    assert [one.epoch for one in extract.lives] == [1 if "2" in key else 2], "the other life is shown"
+    [sentence] = extract.damaged
+    assert f"fleet/{key}: this" in sentence
+    assert f"problem: extract is damaged: {sentence}" in summary(snapshot)
+    words = create_app(lambda: snapshot, page.settings).test_client().get("/jobs").text
+    assert str(escape(sentence)) in words
+    assert "which life counts is not known" in words
+    folder.records.objects.put(key, whole)
+    [again, _] = page.refresh_now().jobs
+    assert (again.status, again.epoch, again.damaged) == ("live", 2, ()), "what was damaged is asked for again"
+
+
+def test_a_damaged_lock_says_nothing_against_its_job(folder: Folder) -> None:
+    folder.records.begin(life("extract", 1))
+    folder.records.objects.put("lock/extract/000001", b"")
+    [job] = collector(folder).refresh_now().jobs
+    assert (job.status, job.epoch, job.locked_by) == ("starting", 1, None)
+    assert "lock/extract/000001: this object is not the JSON" in job.damaged[0]
+
+
+def test_a_damaged_record_leaves_what_was_known_before_the_page_was_started(folder: Folder, tmp_path: Path) -> None:
+    folder.records.begin(life("extract", 1))
+    folder.records.mark_live("extract", 1, "a shard")
+    with collector(folder, remember=tmp_path / "last.json", probe_s=0) as page:
+        page.refresh_now()
+    folder.records.objects.put("live/extract/000001", b"{")
+    [job] = collector(folder, remember=tmp_path / "last.json", probe_s=0).refresh_now().jobs
+    assert (job.status, job.epoch, job.node) == ("live", 1, "n1")
+    assert len(job.damaged) == 1
+
+
 def test_an_inventory_without_a_store_is_told(folder: Folder) -> None:
     folder.write("group_vars/all.yml", {"ansible_user": "root"})
     folder.job("extract", kind="command", venv="/opt/v", command=["true"], store=None)
@@ -293,7 +352,8 @@ class TestMerging:
             self.worker(FRESH_S + 1, alive=False, ended=True),
         ):
             [node] = merged({}, [over], (), None, NOW)
-            assert (node.state, node.last_seen) == ("unknown", NOW - timedelta(seconds=FRESH_S + 1))
+            assert (node.state, node.last_seen) == ("finished", NOW - timedelta(seconds=FRESH_S + 1))
+            assert not list(concerns(Snapshot(at=NOW, sequence=1, fleet=Known(), nodes=(node,))))
             [node] = merged({}, [over, long_ago], (), None, NOW)
             assert node.state == "silent", "other work on it should be heard"
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafthouse.dash.collect import scrape
 from drafthouse.dash.collect import serving as module
 from drafthouse.dash.collect.scrape import quantile
 from drafthouse.dash.collect.serving import ServerSource
@@ -139,6 +140,30 @@ def test_what_is_no_engine(changes: dict[str, Any], sentence: str) -> None:
         assert not view.up
         assert sentence in str(view.known.error)
         assert engine.url in str(view.known.error)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_what_an_engine_cannot_tell_hides_nothing_else(engine: EngineDouble, clock: Time, odd: float) -> None:
+    one = source(engine)
+    look(one)
+    engine.answer(0.2, tokens=41, rounds=16)
+    engine.running = engine.cache = engine.accepted = engine.verify_calls = odd
+    engine.waiting = 2
+    clock.now += 20
+    view = look(one)
+    assert (view.running, view.cache_used, view.waiting) == (None, None, 2)
+    assert view.tokens_per_s == pytest.approx(41 / 20)
+    assert view.ttft_p50_s is not None
+    assert not {"Infinity", "NaN"} & set(view.model_dump_json().replace(",", " ").replace(":", " ").split())
+
+
+def test_a_page_of_any_size_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "LARGEST", 1000)
+    with engine_double() as engine:
+        engine.body = b"# " + b"x" * 2000
+        one = source(engine)
+        one.ask()
+        assert "the page is larger than" in str(one.view().known.error)
 
 
 def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_source_that_fails_keeps_what_was_last_known() -> None:
 def test_what_is_complete_has_no_pace_and_no_silent_workers() -> None:
     whole = dash_sample.sample()
     run, done = whole.extractions[0], whole.extractions[1]
-    done = done.model_copy(update={"rate": 0.0, "eta_s": 0.0, "workers": run.workers[-1:], "complete": False})
+    done = done.model_copy(update={"rate": 0.0, "eta_s": 0.0, "workers": run.workers[-1:]})
     ask = client(whole.model_copy(update={"extractions": (done,)}))
     words = " ".join(text_of(ask.get("/extraction/demo").text).split())
     assert "demo ●complete" in words.replace("● ", "●")

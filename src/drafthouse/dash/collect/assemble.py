@@ -75,7 +75,12 @@ class Assembly:
         if not fleet.jobs and fleet.known.answered is None:
             return self._before.jobs
         before = {job.name: job for job in self._before.jobs}
-        return tuple(before.get(job.name, job) if job.status == UNKNOWN else job for job in fleet.jobs)
+        return tuple(
+            before[job.name].model_copy(update={"damaged": job.damaged})
+            if job.status == UNKNOWN and job.name in before
+            else job
+            for job in fleet.jobs
+        )
 
     def _fleet(self) -> Known:
         if self._sources.fleet is None:
@@ -95,7 +100,11 @@ class Assembly:
         if fleet.inventory is None:
             found = {**before, **found}
         for name, node in found.items():
-            if name in before and (node.last_seen is None or node is before[name]):
+            if name not in before or not (node.last_seen is None or node is before[name]):
+                continue
+            if before[name].state == "finished":
+                found[name] = before[name]
+            else:
                 found[name] = before[name].model_copy(update={"state": "silent", "error": node.error or BEFORE})
         return found
 

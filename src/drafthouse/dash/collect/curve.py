@@ -52,6 +52,7 @@ class Curve:
         read: bytes of whole lines that were read.
         latest: the last row of a step, as it stands there.
         evaluations: in their order.
+        odd: whole lines that are no rows: how many, and the number of the first.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class Curve:
     def _begin(self) -> None:
         self.read = 0
         self.latest: dict[str, Any] = {}
+        self.odd, self._lines = (0, 0), 0
         self.evaluations: list[EvaluationView] = []
         self._tail = b""
         self._columns: dict[tuple[str, str], _Column] = {}
@@ -117,8 +119,10 @@ class Curve:
             row = json.loads(line)
             step = whole(row["step"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            return  # cut short by a kill
+            step = None
+        self._lines += 1
         if step is None:
+            self.odd = (self.odd[0] + 1, self.odd[1] or self._lines)
             return
         if isinstance(row.get("evaluation"), dict):
             self._evaluation(step, row["evaluation"])

@@ -88,18 +88,21 @@ class RunSource(Source):
         return survey
 
     def _shown(self, survey: Survey, grid: Grid, now: datetime, failures: Sequence[FailureView]) -> ExtractionView:
-        facts, spec = self._facts, self._facts.spec or {}
+        facts = self._facts
         # Other work under leases (answers) does not say how many shards it has: those that were begun are all we know.
-        whole = spec["shards"] if isinstance(spec.get("shards"), int) else None
+        whole = facts.shards
         shards, done = max(whole or 0, len(grid.names)), len(survey.done)
-        free, complete = shards - len(grid.names), whole is not None and 0 < whole <= done
+        free = shards - len(grid.names)
         begun = min((lease.begun for lease in survey.tenures), default=now).timestamp()
         workers = views(grid.leased, {**facts.holders, **grid.told}, facts, now)
+        alive = any(worker.alive for worker in workers)
+        # Where nobody says how many there are, whoever works on it may begin another one.
+        complete = 0 < shards <= done and (whole is not None or (facts.unbounded and not alive))
         pace = facts.finished.pace(now.timestamp(), begun, self._history_s)
         rate, shards_per_s = pace.tokens_per_s, pace.shards_per_s
         if complete:
             rate = shards_per_s = None
-        elif not any(worker.alive for worker in workers):
+        elif not alive:
             rate = shards_per_s = 0.0  # whatever the last minutes were like
         return ExtractionView(
             run=self.run,
@@ -123,7 +126,7 @@ class RunSource(Source):
             failures=tuple(failures[:FAILURES]),
             failures_total=len(failures),
             rates=facts.finished.curve(now.timestamp(), begun, self._history_s),
-            target=None if spec.get("target") is None else str(spec["target"]),
+            target=facts.target,
             complete=complete,
             damaged=tuple(sorted(facts.damaged)[:FAILURES]),
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, TypeVar
 
+from drafthouse.dash.collect import fields
 from drafthouse.dash.collect.pace import Finished
 from drafthouse.dash.collect.words import Words
 from drafthouse.store import Board, DamagedObjectError, ObjectMissingError, Store
 from drafthouse.store.board import Survey
 
+MOST_SHARDS = 1_000_000
+"""A run of more would have to be shown otherwise; each is a cell of the page's grid."""
 Place = tuple[str, int]
 """Shard and epoch."""
 
@@ -68,6 +71,27 @@ class RunFacts:
         heard = {name: Words(survey.workers[name], body) for name, body in said.items()}
         self.homes |= {name: words.node for name, words in heard.items() if words.node}
         self.words = {name: said for name, said in (self.words | heard).items() if name in survey.workers}
+        odd = {f"workers/{name}": ("what a worker says of itself", words.odd) for name, words in self.words.items()}
+        odd["spec.json"] = ("a run's specification", fields.odd(self.spec or {}, _SPEC))
+        where = self.board.objects.url
+        self.damaged += [fields.sentence(f"{where}/{key}", what, names) for key, (what, names) in odd.items() if names]
+
+    @property
+    def shards(self) -> int | None:
+        """How many shards the run has; None: nobody says."""
+        said = (self.spec or {}).get("shards")
+        return int(said) if said is not None and _is_shards(said) else None
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether the specification says on purpose nothing of a number of shards."""
+        return self.spec is not None and self.spec.get("shards") is None
+
+    @property
+    def target(self) -> str | None:
+        """What the specification calls the target."""
+        said = (self.spec or {}).get("target")
+        return None if said is None else str(said)
 
     def ask_for_holders(self, pool: ThreadPoolExecutor, places: Iterable[Place]) -> None:
         """Learn who was given these leases."""
@@ -104,3 +128,10 @@ class RunFacts:
                 return None
 
         return dict(found for found in pool.map(one, keys) if found is not None)
+
+
+def _is_shards(value: Any) -> bool:
+    return fields.count(value) and value <= MOST_SHARDS
+
+
+_SPEC: Mapping[str, fields.Right] = {"shards": _is_shards}

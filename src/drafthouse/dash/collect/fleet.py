@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from drafthouse.dash.collect.source import Source
 from drafthouse.dash.model import JobView, LifeView
 from drafthouse.errors import DrafthouseError, FleetError
-from drafthouse.store import Lock, Store
+from drafthouse.store import DamagedObjectError, Lock, Store
 from drafthouse.store.backend import Backend
+from drafthouse.store.body import LARGEST
 from drafthouse.store.keys import check_key
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 PACE_S = 5.0
 UNKNOWN = "unknown"
-"""Status of a job whose records could not be read yet."""
+"""Status of a job whose records could not be read."""
 LIMIT_S = 90.0
 """Ansible alone is given a minute."""
 _FILES = ("*.yml", "*.yaml", "known_hosts")
@@ -45,7 +46,7 @@ class FleetSource(Source):
         self._folder = folder
         self._read: dict[str, int] = {}
         self._opened: str | None = None
-        self._store: Store | None = None
+        self._store: _Once | None = None
         self.inventory: Inventory | None = None
         self.job_files: Mapping[str, Job] = {}
         self.jobs: tuple[JobView, ...] = ()
@@ -75,7 +76,7 @@ class FleetSource(Source):
             return error
         return None
 
-    def _records_store(self) -> Store:
+    def _records_store(self) -> _Once:
         url = self.inventory.fleet_store if self.inventory else None
         if url is None:
             raise FleetError(
@@ -87,19 +88,33 @@ class FleetSource(Source):
             self._opened, self._store = url, _Once.open(url).child("fleet")
         return self._store
 
-    def _read_records(self, store: Store) -> None:
+    def _read_records(self, store: _Once) -> None:
         lives: dict[str, list[LifeState]] = {}
-        for state in fleet_room("records").Records(store).lives():
+        wrong: dict[str, list[str]] = {}
+        reading = fleet_room("records").Records(store).read()
+        for state in reading.lives:
             lives.setdefault(state.life.job, []).append(state)
-        names = sorted({*lives, *self.job_files})
-        self.jobs = tuple(self._recorded(name, lives.get(name, []), store) for name in names)
+        for (job, _), error in reading.unreadable.items():
+            wrong.setdefault(job, []).append(str(error))
+        names = sorted({*lives, *wrong, *self.job_files})
+        self.jobs = tuple(self._recorded(name, lives.get(name, []), wrong.get(name, []), store) for name in names)
+        for job in self.jobs:
+            if job.damaged:
+                store.forget(job.name)  # it may have been a bad answer, and somebody may mend it
 
-    def _recorded(self, name: str, lives: list[LifeState], store: Store) -> JobView:
+    def _recorded(self, name: str, lives: list[LifeState], wrong: list[str], store: Store) -> JobView:
         current = fleet_room("records").current_of(lives)
         file = self.job_files.get(name)
-        holder = Lock(store, name).holder()
-        kind = file.kind if file is not None else lives[-1].life.kind
-        found = {"lives": tuple(_life(state) for state in reversed(lives)), "locked_by": holder.who if holder else None}
+        kind = file.kind if file is not None else lives[-1].life.kind if lives else UNKNOWN
+        damaged, who = list(wrong), None
+        try:
+            holder = Lock(store, name).holder()
+            who = holder.who if holder else None
+        except DamagedObjectError as error:
+            damaged.append(str(error))
+        found = {"lives": tuple(_life(state) for state in reversed(lives)), "locked_by": who, "damaged": tuple(damaged)}
+        if wrong:  # nobody knows which life counts; where the last readable one is may still be looked at
+            return _job(name, kind, UNKNOWN).model_copy(update=found | {"node": current.life.node if current else None})
         if current is None:
             return _job(name, kind, "over" if lives else "not begun").model_copy(update=found)
         found |= {"epoch": current.life.epoch, "node": current.life.node, "since": current.live_since or current.begun}
@@ -124,11 +139,16 @@ class _Once(Store):
     def child(self, prefix: str) -> _Once:
         return _Once(self._backend, self._full(check_key(prefix)), self._bodies)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int | None = LARGEST) -> bytes:
         full = self._key(key)
         if full not in self._bodies:
-            self._bodies[full] = super().get(key)
+            self._bodies[full] = super().get(key, most=most)
         return self._bodies[full]
+
+    def forget(self, name: str) -> None:
+        """Read what has to do with the job `name` anew."""
+        for key in [key for key in self._bodies if name in key.split("/")]:
+            self._bodies.pop(key, None)
 
 
 def _job(name: str, kind: str, status: str) -> JobView:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from drafthouse.dash.attention import extraction_state
 from drafthouse.dash.model import ExtractionView, GpuView, JobView, NodeView
 
 FRESH_S = 120.0
@@ -46,7 +45,6 @@ def _heard(
     them should be heard: neither it nor its run has come to an end."""
     found: dict[str, tuple[datetime | None, tuple[GpuView, ...], tuple[str, ...], bool]] = {}
     for run in extractions:
-        over = extraction_state(run) == "complete"
         for worker in run.workers:
             if worker.node is None:
                 continue
@@ -57,7 +55,7 @@ def _heard(
                 seen = sign if seen is None else max(seen, sign)
             if worker.alive and run.job is not None and run.job not in jobs:
                 jobs = (*jobs, run.job)
-            found[worker.node] = (seen, (*gpus, *worker.gpus), jobs, awaited or not (over or worker.ended))
+            found[worker.node] = (seen, (*gpus, *worker.gpus), jobs, awaited or not (run.complete or worker.ended))
     return found
 
 
@@ -73,7 +71,11 @@ def _told(
     """`node`, of which somebody on it was heard at `seen`; whose silence means something if it is `awaited`."""
     last = max((at for at in (node.last_seen, seen) if at is not None), default=None)
     fresh = seen is not None and now - seen <= timedelta(seconds=FRESH_S)
-    state = "answers" if fresh else "silent" if awaited and node.state == "unknown" and last is not None else node.state
+    state = node.state
+    if fresh:
+        state = "answers"
+    elif state == "unknown" and seen is not None:
+        state = "silent" if awaited else "finished"
     newest: dict[str, GpuView] = {}
     for gpu in (*node.gpus, *gpus):
         name = gpu.uuid or str(gpu.index)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from drafthouse.store.body import LARGEST_COUNT
+
 
 def number(value: Any) -> float | None:
     """`value` as a finite number, else None (also of a truth value)."""
@@ -21,6 +23,6 @@ def number(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as a whole number, cut behind the point; None where it is no finite number."""
+    """`value` as a whole number, cut behind the point; None where it is none that anything could count."""
     found = number(value)
-    return None if found is None else int(found)
+    return None if found is None or abs(found) > LARGEST_COUNT else int(value)

@@ -43,8 +43,13 @@ def fetch(client: httpx2.Client, url: str) -> str:
     Raises:
         ScrapeError: nobody answers, or not with a page of reasonable size.
     """
+    body = bytearray()
     try:
-        answer = client.get(url)
+        with client.stream("GET", url) as answer:
+            for part in answer.iter_bytes():
+                body += part
+                if len(body) > LARGEST:
+                    raise ScrapeError(f"the page is larger than {LARGEST >> 20} MiB", where=url)
     except httpx2.HTTPError as error:
         reason = "no answer in time" if isinstance(error, httpx2.TimeoutException) else "it cannot be reached"
         raise ScrapeError(
@@ -53,9 +58,7 @@ def fetch(client: httpx2.Client, url: str) -> str:
     if answer.status_code != 200:
         fix = "start the engine with its metrics on" if answer.status_code == 404 else None
         raise ScrapeError(f"it answers {answer.status_code}", where=url, fix=fix)
-    if len(answer.content) > LARGEST:
-        raise ScrapeError(f"the page is larger than {LARGEST >> 20} MiB", where=url)
-    return answer.text
+    return body.decode(errors="replace")
 
 
 def parse(text: str, url: str) -> Reading:
@@ -75,6 +78,8 @@ def parse(text: str, url: str) -> Reading:
     try:
         for family in parser.text_string_to_metric_families(text):
             for name, labels, value, *_ in family.samples:
+                if not math.isfinite(value):
+                    continue  # an engine's way to say that it cannot tell
                 reading.sums[name] = reading.sums.get(name, 0.0) + value
                 counts[name] = counts.get(name, 0) + 1
                 for label, said in labels.items():

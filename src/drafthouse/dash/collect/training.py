@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from drafthouse.dash.collect import fields
 from drafthouse.dash.collect.clock import StoreClock
 from drafthouse.dash.collect.curve import Curve
 from drafthouse.dash.collect.numbers import number, whole
@@ -14,12 +15,14 @@ from drafthouse.dash.collect.source import Source
 from drafthouse.dash.model import Known, TrainingView
 from drafthouse.errors import StoreError
 from drafthouse.store import DamagedObjectError, ObjectInfo, Store
-from drafthouse.store.body import from_body
+from drafthouse.store.body import LARGEST, from_body
 from drafthouse.store.keys import number_of
 from drafthouse.store.translate import explain
 
 SILENT_S = 90.0
 """A training tells its progress at least every 20 seconds."""
+LARGEST_CURVE = 256 << 20
+"""Bytes of a metrics file that are fetched at most: half a million rows."""
 RESTING = 10
 """One that has ended is looked at this many times less often."""
 
@@ -37,7 +40,7 @@ class TrainingSource(Source):
         self._objects = store.child(f"drafters/{recipe}")
         self._epoch, self._curve, self._said = -1, Curve(), dict[str, Any]()
         self._told: ObjectInfo | None = None
-        self._damaged: tuple[str, ...] = ()
+        self._damaged: dict[str, str] = {}  # what is wrong with which object
         self._drawn: ObjectInfo | None = None
         self._view: TrainingView | None = None
 
@@ -55,23 +58,44 @@ class TrainingSource(Source):
         if max(epochs) != self._epoch:
             self._epoch, self._curve, self._said = max(epochs), Curve(), {}
             self._told = self._drawn = None
-            self._damaged = ()
+            self._damaged = {}
         if told[0] == self._epoch and told[1] != self._told and told[1] is not None:
-            body = self._objects.get(told[1].key)
+            self._read("progress", self._read_progress, told[1])
             self._told = told[1]
-            try:
-                self._said, self._damaged = from_body(body, f"{self._objects.url}/{told[1].key}"), ()
-            except DamagedObjectError as error:  # the curve may be whole, and so may what was said before
-                self._damaged = (str(error),)
         if drawn[0] == self._epoch and drawn[1] != self._drawn and drawn[1] is not None:
-            self._curve.feed(self._objects.get(drawn[1].key))
+            self._read("curve", self._read_curve, drawn[1])
             self._drawn = drawn[1]
         times = [info.last_modified for info in (self._told, self._drawn) if info is not None]
         self._clock.seen(max(times))
         age_s = max(0.0, (self._clock.now() - max(times)).total_seconds())
         view = view_of(self.recipe, self.store.url, self._epoch, self._said, self._curve, age_s)
-        self._view = view.model_copy(update={"damaged": self._damaged})
+        self._view = view.model_copy(update={"damaged": tuple(self._damaged.values())})
         self.pace_s = self._busy_s * (1 if self._view.state == "training" else RESTING)
+
+    def _read(self, what: str, read: Callable[[ObjectInfo], str | None], info: ObjectInfo) -> None:
+        """Read one of the two objects; what is wrong with it says nothing against the other, nor against what it said
+        before."""
+        try:
+            wrong = read(info)
+        except DamagedObjectError as error:
+            wrong = str(error)
+        self._damaged.pop(what, None)
+        if wrong is not None:
+            self._damaged[what] = wrong
+
+    def _read_progress(self, info: ObjectInfo) -> str | None:
+        where = f"{self._objects.url}/{info.key}"
+        self._said = from_body(self._objects.get(info.key, most=LARGEST), where)
+        names = fields.odd(self._said, _SAID)
+        return fields.sentence(where, "what a training says of itself", names) if names else None
+
+    def _read_curve(self, info: ObjectInfo) -> str | None:
+        data = self._objects.get(info.key, most=LARGEST_CURVE)
+        self._curve.feed(data)
+        where = f"{self._objects.url}/{info.key}"
+        if not data.endswith(b"\n"):  # whole rows are copied, unlike those of the file as it grows
+            return f"{where}: the last row is cut off; see who else writes there"
+        return odd_rows(where, self._curve)
 
     def _newest(self, kind: str, suffix: str) -> tuple[int, ObjectInfo | None]:
         found: list[tuple[int, ObjectInfo]] = []
@@ -113,9 +137,11 @@ class FolderSource(Source):
             if isinstance(error, FileNotFoundError) and self._view is None:
                 return  # it has not begun
             raise explain(error, str(self._file)) from error
-        if self._curve.latest:
+        if self._curve.latest or self._curve.odd[0]:
             said = {"steps": self._steps}
-            self._view = view_of(self.recipe, self._store, 0, said, self._curve, age_s)
+            view = view_of(self.recipe, self._store, 0, said, self._curve, age_s)
+            wrong = odd_rows(str(self._file), self._curve)
+            self._view = view.model_copy(update={"damaged": () if wrong is None else (wrong,)})
 
 
 def view_of(recipe: str, store: str, epoch: int, said: Mapping[str, Any], curve: Curve, age_s: float) -> TrainingView:
@@ -149,6 +175,22 @@ def view_of(recipe: str, store: str, epoch: int, said: Mapping[str, Any], curve:
         series=curve.shown(),
         latest=curve.flat(),
     )
+
+
+def odd_rows(where: str, curve: Curve) -> str | None:
+    """Which lines of the curve at `where` are no rows, if there are any."""
+    many, first = curve.odd
+    if not many:
+        return None
+    more = f" (and {many - 1:,} more)" if many > 1 else ""
+    return f"{where}: line {first:,} is no row of a training{more}; see who else writes there"
+
+
+_SAID: Mapping[str, fields.Right] = {
+    **dict.fromkeys(("state", "node", "job"), fields.text),
+    **dict.fromkeys(("step", "steps", "tokens", "resumed_from"), fields.count),
+    "loss": fields.figure,
+}
 
 
 def _text(value: Any) -> str | None:
