@@ -47,11 +47,10 @@ def token_of(settings: DashSettings, environment: Mapping[str, str]) -> str | No
 
 
 class Attempts:
-    """Different wrong tokens in the last minute, by address and in all.
+    """Failed attempts in the last minute, by address and in all.
 
-    The same wrong token counts once, however often it comes: a scraper that still has the old one guesses nothing. And
-    whoever has the right one is never asked to wait for what others behind the same address or proxy do: the token's
-    length keeps it from being guessed, and the wait keeps guessing from being worth the traffic.
+    The same wrong token counts once, however often it comes: a scraper that still has the old one guesses nothing, and
+    locks nobody out behind its address.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Attempts:
         self._lock = threading.Lock()
 
     def wait_s(self, address: str) -> float:
-        """Seconds until `address` may be wrong again; 0: now."""
+        """Seconds until `address` may try again; 0: now."""
         now = self._clock()
         with self._lock:
             while self._failed and self._failed[0][0] <= now - self._window_s:
@@ -142,14 +141,13 @@ class Guard:
         """Whether the request has a session, or the token as `Authorization: Bearer`."""
         if not self.asks or self.sessions.alive(request.cookies.get(SESSION_COOKIE)):
             return True
-        return self.right(bearer(request))
-
-    def wrong(self, who: str, given: str) -> float:
-        """Somebody at `who` has given this wrong token: seconds to wait because of the others before it; 0: none."""
-        wait = self.attempts.wait_s(who)
-        if not wait:
-            self.attempts.failed(who, given)
-        return wait
+        given = bearer(request)
+        if not given or self.attempts.wait_s(address(request)):
+            return False
+        if self.right(given):
+            return True
+        self.attempts.failed(address(request), given)
+        return False
 
 
 def bearer(request: Request) -> str:

@@ -156,10 +156,9 @@ class _Site:
     def _admit(self) -> AnyResponse | None:
         if request.endpoint in OPEN:
             return None
+        wait = self._guard.attempts.wait_s(auth.address(request)) if auth.bearer(request) else 0.0
         if self._guard.admits(request):
             return None
-        given = auth.bearer(request)
-        wait = self._guard.wrong(auth.address(request), given) if given else 0.0
         door = url_for("login", next=request.full_path.rstrip("?") if request.method == "GET" else "/")
         if wait:
             return self._later(Response("too many wrong tokens\n", 429, mimetype="text/plain"), wait)
@@ -185,12 +184,13 @@ class _Site:
     def _enter(self) -> AnyResponse:
         if not auth.own_form(request):
             return self._login("The form was too old or came from elsewhere. Please try again.", 403)
+        who = auth.address(request)
+        wait = self._guard.attempts.wait_s(who)
+        if wait:
+            return self._later(self._login(f"Too many attempts. Try again in {int(wait) + 1} s.", 429), wait)
         given = request.form.get("token", "")
         if not self._guard.right(given):
-            wait = self._guard.wrong(auth.address(request), given)
-            if wait:
-                text = f"That is not the token either. Try again in {int(wait) + 1} s."
-                return self._later(self._login(text, 429), wait)
+            self._guard.attempts.failed(who, given)
             return self._login("That is not the token.", 403)
         answer = redirect(auth.local_path(request.form.get("next")), 303)
         self._cookie(answer, auth.SESSION_COOKIE, self._guard.sessions.begin())

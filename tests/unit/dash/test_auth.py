@@ -109,18 +109,17 @@ def test_a_login_form_from_elsewhere_does_not_count(door: FlaskClient) -> None:
     assert log_in(door, headers={"Origin": "http://localhost"}).status_code == 303  # type: ignore[attr-defined]
 
 
-def test_wrong_tokens_are_counted_and_the_right_one_is_taken_all_the_same(door: FlaskClient) -> None:
+def test_wrong_tokens_are_counted_and_then_not_even_looked_at(door: FlaskClient) -> None:
     for number in range(5):
         answer = log_in(door, f"wrong {number}")
         assert answer.status_code == 403  # type: ignore[attr-defined]
         assert "That is not the token." in answer.text  # type: ignore[attr-defined]
-    answer = log_in(door, "one more")
+    answer = log_in(door)
     assert answer.status_code == 429  # type: ignore[attr-defined]
-    assert "That is not the token either. Try again in " in answer.text  # type: ignore[attr-defined]
     assert 0 < int(answer.headers["Retry-After"]) <= 60  # type: ignore[attr-defined]
+    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 429
     other = {"REMOTE_ADDR": "192.0.2.7"}
-    assert log_in(door, "one more", environ_overrides=other).status_code == 403  # type: ignore[attr-defined]
-    assert log_in(door).status_code == 303, "others behind this address lock nobody out"  # type: ignore[attr-defined]
+    assert log_in(door, environ_overrides=other).status_code == 303  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/api/snapshot", "/live/jobs", "/"])
@@ -134,12 +133,9 @@ def test_a_bearer_token_reads(door: FlaskClient, path: str) -> None:
 def test_guesses_as_bearer_are_counted(door: FlaskClient) -> None:
     for number in range(5):
         assert door.get("/metrics", headers={"Authorization": f"Bearer guess-{number}"}).status_code == 401
-    for path in ("/metrics", "/"):
-        answer = door.get(path, headers={"Authorization": "Bearer guess-5"})
-        assert answer.status_code == 429
-        assert 0 < int(answer.headers["Retry-After"]) <= 60
-    assert door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"}).status_code == 200
-    assert door.get("/metrics").status_code == 401, "who gives no token is told to"
+    answer = door.get("/metrics", headers={"Authorization": f"Bearer {SECRET}"})
+    assert answer.status_code == 429
+    assert 0 < int(answer.headers["Retry-After"]) <= 60
 
 
 def test_a_scraper_with_the_old_token_locks_nobody_out(door: FlaskClient) -> None:
@@ -180,17 +176,15 @@ def status(url: str, token: str, visitor: str) -> int:
 def test_behind_a_proxy_of_this_machine_each_visitor_is_counted_alone() -> None:
     with served(DashSettings(stores=("x",), url="https://dash.example.org", port=0)) as url:
         assert [status(url, f"guess-{n}", "192.0.2.1") for n in range(5)] == [401] * 5
-        assert status(url, "guess", "192.0.2.1") == 429
-        assert status(url, "guess", "192.0.2.2") == 401
-        assert [status(url, SECRET, f"192.0.2.{n}") for n in (1, 2)] == [200, 200]
+        assert status(url, SECRET, "192.0.2.1") == 429
+        assert status(url, SECRET, "192.0.2.2") == 200
 
 
 def test_without_a_proxy_nobody_says_who_they_are() -> None:
     with served(DashSettings(stores=("x",), host="0.0.0.0", port=0)) as url:
         address = url.replace("0.0.0.0", "127.0.0.1")
         assert [status(address, f"guess-{n}", f"192.0.2.{n}") for n in range(5)] == [401] * 5
-        assert status(address, "guess", "192.0.2.77") == 429
-        assert status(address, SECRET, "192.0.2.77") == 200
+        assert status(address, SECRET, "192.0.2.77") == 429
 
 
 def test_attempts_are_forgotten_after_the_window_and_bounded_in_all() -> None:
