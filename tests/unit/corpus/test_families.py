@@ -160,7 +160,9 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "own"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(batch=st.lists(conversations(), min_size=1, max_size=3))
 def test_filling_gives_what_probing_gives(
     chats: dict[str, ChatTemplate], family: str, batch: list[Conversation]

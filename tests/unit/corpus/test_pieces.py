@@ -19,7 +19,9 @@ def read(path: Path, piece_bytes: int = 1 << 20) -> list[Raw]:
     return [raw for piece in cut_file(0, path, piece_bytes) for raw in read_piece(piece)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     lines=st.lists(st.text("aü\n☂", max_size=9), max_size=12),
     piece_bytes=st.integers(1, 40),

@@ -147,7 +147,9 @@ def test_every_nodes_logits_equal_its_path_run_alone(target: Target) -> None:
     check_every_node(target, TREES, token_ids(4, 8, seed=2))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(parent_rows(rows=4, longest=7), st.integers(0, 1000))
 def test_every_node_of_any_forest_equals_its_path_run_alone(trees: list[list[int]], seed: int) -> None:
     check_every_node(Target(hybrid()), trees, token_ids(4, len(trees[0]), seed))
